@@ -184,7 +184,7 @@ class Trial:
         said = former.said()
         if left:
             self.wrong.append(f"{what}: orphans {left}")
-        if "Traceback" in said or ("failed" in said and not may_fail):
+        if "Traceback" in said or (": failed" in said and not may_fail):
             self.wrong.append(f"{what}: {said[-500:]}")
 
 

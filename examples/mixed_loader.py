@@ -19,8 +19,7 @@ def make_loader() -> DataLoader:
 
 
 loader = make_loader()
-for row in loader.batch_sampler.effective_epochs(40):  # two passes
-    print(f"{row.task}: {row.num_drawn:.0f} rows, {row.epochs:.1f} epochs")
+print(loader.batch_sampler.table(40))  # how often each task is seen in two passes
 
 model = torch.nn.Linear(8, 1)
 aligner = Aligner(model, ["en-fr", "en-hi", "en-tr"], Sum())

@@ -57,7 +57,7 @@ def test_sentences_say_the_numbers() -> None:
     # The true families are 2 of 210 ways to give them; two tests stand side by side.
     contrast = "0.12 more similar than others in the encoder: 0.31 against 0.19 (0.11"
     assert f"Languages of one family are {contrast}" in text
-    assert "West Slavic languages share 0.31 in the encoder, 0.05 in the decoder" in text
+    assert "among West Slavic languages 0.31 in the encoder, 0.05 in the decoder" in text
     # 5 pairs of relatives and 16 others.
     assert "The average cosine of two tasks is 0.12, from 0.18 (" in text
     assert "no pair is below 0" in text
@@ -114,7 +114,7 @@ def test_too_few_tasks_for_a_test() -> None:
     keep = [0, 1, 3, 4]
     tasks = [f"en-{CODES[i]}" for i in keep]
     text = summary_text(run_with(values[..., keep, :][..., keep], tasks))
-    assert "(p = 0.33, not significant; so few cannot go below 0.33)" in text
+    assert "(p = 0.33, not significant; with so few languages p cannot be below 0.33)" in text
 
 
 def far_apart(seed: int = 0) -> np.ndarray:
@@ -167,7 +167,7 @@ def test_directions_and_families_in_each() -> None:
     assert "0.10 more similar than others in the decoder (en-xx): 0.30 against 0.20" in text
     into = "Tasks into en are more similar than tasks out of it in the encoder: 0.75 against 0.22"
     assert into in text
-    shares = "West Slavic languages share {0} in the encoder, {0} in the decoder"
+    shares = "among West Slavic languages {0} in the encoder, {0} in the decoder"
     assert shares.format("0.90") in text  # not with en-cs, which goes the other way
     assert shares.format("0.30") in text
     assert "Encoder against decoder, not beyond chance: 0.75 against 0.75 (xx-en)" in text
@@ -179,7 +179,7 @@ def test_tasks_that_are_no_translations() -> None:
     families = dict(zip("abcdefg", ["x", "x", "x", "y", "y", "z", "z"], strict=True))
     text = summary_text(run_with(values, list("abcdefg"), families=families))
     assert "Tasks of one family are 0.30 more similar than others in the encoder" in text
-    assert "x tasks share 0.40 in the encoder, 0.40 in the decoder" in text
+    assert "among x tasks 0.40 in the encoder, 0.40 in the decoder" in text
 
 
 def test_noise_is_told_from_different_lines() -> None:
@@ -200,11 +200,11 @@ def test_noise_is_told_from_different_lines() -> None:
     text = summary_text(replace(run, measured=(same, apart)))
     assert "agrees with itself on other lines (split halves) by 0.64 in the encoder; 0.64" in text
     free = "0.50 (give or take 0.00) in the encoder; 0.50 (give or take 0.00) in the decoder"
-    assert f"With unlimited data, two tasks would share on average: {free}." in text
+    assert f"the average cosine similarity of two tasks would be: {free}." in text
     draw = np.random.default_rng(0)
     noise = across + draw.normal(0, 0.2, across.shape).astype(np.float32)
     text = summary_text(replace(run, measured=(same, replace(apart, across=noise))))
-    assert "share on average: not reliable enough to say (give or take" in text
+    assert "two tasks would be: not reliable enough to say (give or take" in text
     assert "was not stored; measure again" in summary_text(run)
 
 

@@ -111,7 +111,7 @@ def test_what_a_user_knows(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Similarity falls with the distance of far.csv in the encoder: r = -1.00" in page
-    assert "structure tasks share 0.80" in page
+    assert "among structure tasks 0.80" in page
     done = CliRunner().invoke(
         app, ["figures", str(folder), "-o", str(tmp_path), "--format", "svg", *known]
     )

@@ -247,7 +247,12 @@ def test_a_plain_trainer_measures_conflicts(
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_mixed_training_goes_on_exactly(
-    accumulation: int, make_model: Make, make_examples: Make, arguments: Make, tmp_path: Path
+    accumulation: int,
+    make_model: Make,
+    make_examples: Make,
+    arguments: Make,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Passes of four batches; resumed in the middle of the second and at its beginning."""
     every = enumerate(make_examples("causal", 48))
@@ -279,6 +284,8 @@ def test_mixed_training_goes_on_exactly(
         return trainer
 
     whole = train("whole")
+    table = capsys.readouterr().out.splitlines()
+    assert table[:2] == ["What training will see:", "task  rows  share  rows seen  epochs"]
     batches, seen[:] = list(seen), []
     assert len(batches) == 8 * accumulation
     rows = [task for batch in batches for task in batch]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from gradvac.sampling import TaskBatchSampler
+from gradvac.sampling import TaskBatchSampler, repetition_temperature
 
 TASKS = ["fr"] * 60 + ["hi"] * 12 + ["sw"] * 4
 
@@ -60,6 +60,17 @@ def test_caps_and_schedules() -> None:
     batches = [{TASKS[row] for row in batch} for batch in cooled]
     assert any("sw" in batch for batch in batches[15:20])  # step 9 is batches 18 and 19
     assert all(batch == {"fr"} for batch in batches[20:])
+
+
+def test_the_temperature_of_sizes_and_length_and_large_tasks_first() -> None:
+    auto = sampler(temperature="auto", num_rows=4_000)
+    expected = sampler(temperature=repetition_temperature({"fr": 60, "hi": 12, "sw": 4}, 4_000))
+    assert passes(auto, 2) == passes(expected, 2)
+    with pytest.raises(ValueError, match=r'temperature = "auto": needs num_rows'):
+        sampler(temperature="auto")
+    tasks = [{TASKS[row] for row in batch} for batch in sampler(high_first=4)]
+    assert tasks[:4] == [{"fr"}] * 4
+    assert {"hi", "sw"} <= tasks[4] | tasks[5]
 
 
 @pytest.mark.parametrize("slots", [None, 4])
@@ -126,6 +137,19 @@ def test_a_loader_with_workers_is_ahead_and_the_loop_says_where_it_stands() -> N
     assert rest == expected[4:10]
 
 
+def test_with_another_temperature_it_goes_on_with_rows_that_are_left() -> None:
+    """Where the loop says how far it is, too: the rows drawn so far are part of the state."""
+    first = sampler()
+    taken = list(itertools.chain(*itertools.islice(iter(first), 2)))
+    again = sampler(temperature=1.0)
+    again.load_state_dict(first.state_dict(num_batches=2))
+    assert again.state_dict()["drawn"] == [
+        sum(TASKS[row] == task for row in taken) for task in ("fr", "hi", "sw")
+    ]
+    french = [row for row in [*taken, *next(iter(again))] if TASKS[row] == "fr"]
+    assert len(set(french)) == len(french)
+
+
 def test_states_of_something_else_are_refused() -> None:
     state = sampler().state_dict()
     for options, said in (
@@ -147,6 +171,7 @@ def test_states_of_something_else_are_refused() -> None:
         ({"rank": 2, "num_ranks": 2}, "rank: must be from 0 to 1, got 2"),
         ({"tasks": np.array([0, 1])}, "must be the name of every row's task"),
         ({"tasks": []}, "there is no task"),
+        ({"temperature": "hot"}, "temperature: must be a positive number, got 'hot'"),
     ],
 )
 def test_mistakes_are_told(options: dict[str, Any], said: str) -> None:

@@ -72,7 +72,7 @@ def report(
         int, typer.Option(help="Port of the live page; 0: any free one.", min=0, max=65535)
     ] = 0,
 ) -> None:
-    """Say what the tasks of a run do to each other, and write one offline page that shows it.
+    """Summarize how the tasks of a run interact, and write one offline page that shows it.
 
     With --live nothing is written: the page is served on this machine and keeps up with the run.
     """

@@ -17,7 +17,7 @@ happens:
     junctions.py       where parameters meet the rows of the batch
     passes.py          backward passes to junctions or leaves
     planner.py         the plan of a graph: kept by structure, made by a probe, verified
-    probe.py, plan.py  from a graph to evidence, and from that to a *plan*: whose entries are whose
+    probe.py, plan.py  from a graph to evidence, and from that to a *plan*: which rows are whose
     familiar.py        plans without a probe, for graphs made of operations that were seen
     layouts.py         where rows lie, followed from the losses down, operation by operation
     ownership.py       codes, by which the owners of entries are measured

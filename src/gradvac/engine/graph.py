@@ -516,8 +516,8 @@ def check_readable(graph: Graph) -> None:
     if any(map(is_selective, graph.nodes)):
         raise NotSeparable(
             "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
-            "once, and whose gradients are whose takes several; checkpoint without it, or use "
-            'engine="per_task" with a forward for each task, as a mapping task -> loss.'
+            "once, and telling which rows belong to which task takes several; checkpoint without "
+            'it, or use engine="per_task" with a forward for each task, as a mapping task -> loss.'
         )
     if graph.is_nested:
         raise NotSeparable(

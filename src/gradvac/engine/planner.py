@@ -91,8 +91,8 @@ class Planner:
             if not fitting or not is_finished:
                 raise
             warn_caller(
-                "engine: this step was to verify whose gradients are whose, but its passes, which "
-                "keep the graph, ran out of memory; verification skipped."
+                "engine: this step was to verify which rows belong to which task, but its passes, "
+                "which keep the graph, ran out of memory; verification skipped."
             )
             return fitting[0]
         self._familiar.learn(subject, plan)

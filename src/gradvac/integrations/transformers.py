@@ -19,7 +19,6 @@ gradients equal those of the plain Trainer, also in several processes (torchrun)
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +61,6 @@ from gradvac.integrations._shared import (
 from gradvac.sampling import TaskBatchSampler
 from gradvac.utils.cuda_graph import GraphedStep
 from gradvac.utils.devices import index_on
-
-logger = logging.getLogger(__name__)
 
 TASKS_OF_ROWS = "tasks_of_rows"
 _NUM_ITEMS = "num_items_in_batch"
@@ -177,7 +174,8 @@ class AlignedMixin(_AnyTrainer):
             for trainers that make batches of one task (sentence-transformers: "dataset_name").
             Tasks meet in a step by gradient accumulation.
         sampling: Mix tasks instead of shuffling examples: arguments of
-            `gradvac.sampling.TaskBatchSampler` such as `{"temperature": 5.0, "most_epochs": 4}`.
+            `gradvac.sampling.TaskBatchSampler` such as `{"temperature": "auto", "most_epochs": 4}`;
+            a table of how often each task will be seen is printed before training.
         record: A folder for `gradvac report`: what every `record_every`-th step did, and the log.
         record_every: Steps between records.
         row_losses: A function of the model's outputs, the labels and `num_items_in_batch` (the
@@ -340,7 +338,8 @@ class AlignedMixin(_AnyTrainer):
                 **sampling,
             },
         )
-        logger.info("Tasks, rows drawn and epochs: %s", sampler.effective_epochs(num))
+        if self.is_world_process_zero():
+            print(f"What training will see:\n{sampler.table(num)}", flush=True)
         options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
         return self.accelerator.prepare(
             DataLoader(loader.dataset, batch_sampler=sampler, **options)

@@ -16,13 +16,8 @@ In a loop of your own, both at once:
 from gradvac.sampling.batches import TaskBatchSampler
 from gradvac.sampling.epochs import Epochs
 from gradvac.sampling.repetition import repetition_temperature
-from gradvac.sampling.tasks import (
-    TaskEpochs,
-    TaskSampler,
-    cap_epochs,
-    costs_by_slot,
-    task_probabilities,
-)
+from gradvac.sampling.shares import cap_epochs, task_probabilities
+from gradvac.sampling.tasks import TaskEpochs, TaskSampler, costs_by_slot
 
 __all__ = [
     "Epochs",

@@ -3,7 +3,7 @@
 # T tasks
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -27,11 +27,16 @@ class TaskBatchSampler(Sampler[list[int]]):
         tasks: The task of every row of the data set: a list or a column. Or task -> number of its
             rows, which follow each other in this order, as in a `ConcatDataset`.
         batch_size: Rows of a batch, of all processes together.
-        temperature: 1 follows the data, larger is flatter, infinity is uniform.
+        temperature: 1 follows the data, larger is flatter, infinity is uniform. "auto": between 1
+            and 5, by the sizes of the tasks and `num_rows`, because rows that are seen often teach
+            less.
         schedule: Later phases: (first optimizer step, temperature), in order.
+        high_first: Until this optimizer step, only tasks with at least as many rows as the average
+            one are drawn.
         most_epochs: No task is seen more often than this on average, and the others get its rows;
             needs `num_rows`. None: no cap.
-        num_rows: Rows that training draws in all, passes and processes together.
+        num_rows: Rows that training draws in all, passes and processes together; for
+            `most_epochs` and "auto".
         slots: Draw this many tasks for a batch, and divide its rows among them; None: every row
             draws its task.
         num_batches: Batches of a pass; None: as many rows as the data set has.
@@ -47,10 +52,10 @@ class TaskBatchSampler(Sampler[list[int]]):
         >>> from torch.utils.data import DataLoader
         >>> rows = [("fr", n) for n in range(90)] + [("hi", n) for n in range(10)]
         >>> sampler = TaskBatchSampler([task for task, _ in rows], 8, temperature=5.0)
-        >>> for task in sampler.effective_epochs():
-        ...     print(f"{task.task}: {task.num_drawn:.0f} rows, {task.epochs:.1f} epochs")
-        fr: 63 rows, 0.7 epochs
-        hi: 41 rows, 4.1 epochs
+        >>> print(sampler.table())
+        task  rows  share  rows seen  epochs
+        fr      90    61%         63     0.7
+        hi      10    39%         41     4.1
         >>> loader = DataLoader(rows, batch_sampler=sampler, collate_fn=list)
         >>> next(iter(loader))[-1]
         ('hi', 8)
@@ -63,8 +68,9 @@ class TaskBatchSampler(Sampler[list[int]]):
         tasks: Iterable[str] | Mapping[str, int],
         batch_size: int,
         *,
-        temperature: float = 5.0,
+        temperature: float | Literal["auto"] = 5.0,
         schedule: Sequence[tuple[int, float]] = (),
+        high_first: int = 0,
         most_epochs: float | None = None,
         num_rows: int | None = None,
         slots: int | None = None,
@@ -77,10 +83,11 @@ class TaskBatchSampler(Sampler[list[int]]):
         self._rows = _rows_by_task(tasks)
         sizes = {task: len(rows) for task, rows in self._rows.items()}
         _check(batch_size, slots, num_batches, batches_per_step, rank, num_ranks)
-        if most_epochs is not None and num_rows is None:
+        if num_rows is None and (most_epochs is not None or temperature == "auto"):
+            name = 'temperature = "auto"' if most_epochs is None else "most_epochs"
             raise ValueError(
-                "most_epochs: needs num_rows, the rows that training draws in all: batch_size "
-                "times batches times passes."
+                f"{name}: needs num_rows, the rows that training draws in all: batch_size times "
+                "batches times passes."
             )
         self.tasks, self.batch_size, self.drop_last = tuple(sizes), batch_size, True
         self._num_batches = num_batches or -(-sum(sizes.values()) // batch_size)
@@ -91,12 +98,13 @@ class TaskBatchSampler(Sampler[list[int]]):
             temperature,
             schedule=schedule,
             most_epochs=most_epochs,
+            high_first=high_first,
             slots=slots,
             seed=seed,
             num_rows=num_rows,
         )
         self._first_epoch: int | None = 0  # what callers count as 0; None: not known yet
-        self._go_to(0)
+        self._restore(0, [0] * len(sizes))
 
     def __len__(self) -> int:
         """Batches of a pass."""
@@ -132,25 +140,29 @@ class TaskBatchSampler(Sampler[list[int]]):
             self._first_epoch = self._next // self._num_batches - epoch
         wanted = epoch + self._first_epoch
         if self._next // self._num_batches != wanted:
-            self._go_to(wanted * self._num_batches)
+            first = wanted * self._num_batches
+            self._restore(first, self._drawn_until(first))
 
-    def _go_to(self, batch: int) -> None:
-        """Draw anew up to a batch: rows depend on all that were drawn before."""
-        self._sampler.load_state_dict({"seed": self._seed, "num_calls": 0})
-        drawn = np.zeros(len(self.tasks), dtype=np.int64)
-        for number in range(batch):
+    def _drawn_until(self, batch: int) -> list[int]:
+        """Rows of every task in the batches before one: draws anew since the last it was asked."""
+        first, known = self._known if self._known[0] <= batch else (0, [0] * len(self.tasks))
+        drawn = np.array(known)
+        self._sampler.load_state_dict({"seed": self._seed, "num_calls": first})
+        for number in range(first, batch):
             step = number // self._batches_per_step
             drawn += self._sampler.draw_rows(self.batch_size, step=step)[0]
-        self._restore(batch, drawn.tolist())
+        self._sampler.load_state_dict({"seed": self._seed, "num_calls": self._next})
+        self._known = batch, drawn.tolist()
+        return self._known[1]
 
     def _restore(self, batch: int, drawn: list[int]) -> None:
-        self._next = batch
+        self._next, self._known = batch, (batch, drawn)
         self._sampler.load_state_dict({"seed": self._seed, "num_calls": batch})
         self._epochs = Epochs(list(self._sizes.values()), seed=self._seed)
         self._epochs.load_state_dict({"drawn": drawn})
 
     def effective_epochs(self, num_batches: int | None = None) -> list[TaskEpochs]:
-        """How often each task's data will be seen: a table to look at before training.
+        """How often each task's data will be seen.
 
         Args:
             num_batches: Batches that training takes in all; None: those of one pass.
@@ -159,6 +171,19 @@ class TaskBatchSampler(Sampler[list[int]]):
         steps = -(-num // self._batches_per_step)
         return self._sampler.effective_epochs(
             num_steps=steps, rows_per_step=self.batch_size * num / max(1, steps)
+        )
+
+    def table(self, num_batches: int | None = None) -> str:
+        """`effective_epochs` as text, to print before training."""
+        lines = [("task", "rows", "share", "rows seen", "epochs")]
+        for one in self.effective_epochs(num_batches):
+            seen = f"{one.num_drawn:,.0f}", f"{one.epochs:.1f}"
+            lines.append((one.task, f"{one.size:,}", f"{one.probability:.0%}", *seen))
+        name, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join(
+            line[0].ljust(name)
+            + "".join(f"  {cell:>{w}}" for cell, w in zip(line[1:], widths, strict=True))
+            for line in lines
         )
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
@@ -172,7 +197,7 @@ class TaskBatchSampler(Sampler[list[int]]):
         what = {"seed": self._seed, "batch_size": self.batch_size, "sizes": dict(self._sizes)}
         if num_batches is None:
             return {"batch": self._next, **self._epochs.state_dict(), **what}
-        return {"batch": num_batches, **what}
+        return {"batch": num_batches, "drawn": self._drawn_until(num_batches), **what}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there: the rest of the pass that was interrupted, then the next ones.
@@ -181,17 +206,14 @@ class TaskBatchSampler(Sampler[list[int]]):
             ValueError: It was saved with other data, another batch size or seed, which would go
                 on with rows that were seen already.
         """
-        for name, own in self.state_dict(0).items():
-            if name != "batch" and state[name] != own:
+        for name, own in self.state_dict().items():
+            if name not in ("batch", "drawn") and state[name] != own:
                 raise ValueError(
                     f"state: was saved with {name} = {state[name]!r}, but this sampler has "
                     f"{own!r}; continue with the same, or start afresh without this state."
                 )
         self._first_epoch = None
-        if "drawn" in state:
-            self._restore(int(state["batch"]), list(state["drawn"]))
-        else:
-            self._go_to(int(state["batch"]))
+        self._restore(int(state["batch"]), list(state["drawn"]))
 
 
 def _rows_by_task(tasks: Iterable[str] | Mapping[str, int]) -> dict[str, Any]:

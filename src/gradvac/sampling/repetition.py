@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gradvac.sampling.tasks import task_probabilities
+from gradvac.sampling.shares import task_probabilities
 
 MOST_USEFUL_REPEATS = 4.5  # R
 _BETA = 0.353

@@ -8,10 +8,13 @@ tasks from being seen too often; with an infinite temperature that is UniMax.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from gradvac.sampling.repetition import repetition_temperature
+from gradvac.sampling.shares import cap_epochs, task_probabilities
 
 Counts = npt.NDArray[np.int64]
 
@@ -27,57 +30,6 @@ class TaskEpochs:
     epochs: float
 
 
-def task_probabilities(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """P_i ~ (L_i / sum L)^(1 / temperature), normalised.
-
-    Args:
-        sizes: Task -> number of sentences.
-        temperature: Positive; infinity gives equal shares.
-    """
-    empty = [task for task, size in sizes.items() if size <= 0]
-    if empty or not sizes:
-        what = f"task {empty[0]!r} has no data" if empty else "there is no task"
-        raise ValueError(f"sizes: {what}; leave it out, or give it data.")
-    if not temperature > 0:
-        raise ValueError(f"temperature: must be positive, got {temperature}.")
-    # Relative to the largest, so that neither extreme of the temperature leaves the number range.
-    largest = max(sizes.values())
-    powers = {task: (size / largest) ** (1.0 / temperature) for task, size in sizes.items()}
-    total = math.fsum(powers.values())
-    return {task: power / total for task, power in powers.items()}
-
-
-def cap_epochs(
-    shares: Mapping[str, float], sizes: Mapping[str, int], *, most_epochs: float, num_rows: float
-) -> dict[str, float]:
-    """Cut shares to what `most_epochs` allows; the rest grow in proportion, up to their own caps.
-
-    Args:
-        shares: Task -> share of the rows, adding up to 1.
-        sizes: Task -> number of sentences.
-        most_epochs: How often a task may be seen.
-        num_rows: Rows that are drawn in all.
-
-    Raises:
-        ValueError: All tasks together have less data than that.
-    """
-    caps = {task: most_epochs * sizes[task] / num_rows for task in shares}
-    if math.fsum(caps.values()) < 1.0:
-        seen = num_rows / sum(sizes[task] for task in shares)
-        raise ValueError(
-            f"sampling.most_epochs = {most_epochs:g}: training draws {num_rows:,.0f} rows, which "
-            f"is {seen:.3g} epochs of all data together; allow more, or train fewer steps."
-        )
-    cut: dict[str, float] = {}
-    while True:
-        free = {task: share for task, share in shares.items() if task not in cut}
-        growth = (1.0 - math.fsum(cut.values())) / (math.fsum(free.values()) or 1.0)
-        beyond = {task: caps[task] for task, share in free.items() if share * growth > caps[task]}
-        if not beyond:
-            return {task: cut.get(task, share * growth) for task, share in shares.items()}
-        cut |= beyond
-
-
 class TaskSampler:
     """Draws tasks by temperature; its position is one number.
 
@@ -86,7 +38,8 @@ class TaskSampler:
 
     Args:
         sizes: Task -> number of sentences.
-        temperature: 1 follows the data, larger is flatter, infinity is uniform.
+        temperature: 1 follows the data, larger is flatter, infinity is uniform; "auto": what the
+            law of repetition asks for (`gradvac.sampling.repetition`).
         schedule: Later phases: (first optimizer step, temperature), in order.
         most_epochs: No task is seen more often than this on average; the excess goes to the
             others. None: no cap.
@@ -95,7 +48,7 @@ class TaskSampler:
         slots: Draw this many tasks for a batch, and divide its rows among them; None: every row
             draws its task.
         seed: Seed of the draws.
-        num_rows: Rows that training draws in all, which the cap needs.
+        num_rows: Rows that training draws in all, which the cap and "auto" need.
 
     Examples:
         >>> sampler = TaskSampler({"en-fr": 20_000, "en-hi": 500}, temperature=5.0)
@@ -106,7 +59,7 @@ class TaskSampler:
     def __init__(
         self,
         sizes: Mapping[str, int],
-        temperature: float = 5.0,
+        temperature: float | Literal["auto"] = 5.0,
         *,
         schedule: Sequence[tuple[int, float]] = (),
         most_epochs: float | None = None,
@@ -116,6 +69,13 @@ class TaskSampler:
         num_rows: float | None = None,
     ) -> None:
         self.tasks, self._sizes, self._slots = tuple(sizes), dict(sizes), slots
+        if temperature == "auto":
+            if num_rows is None:
+                raise ValueError(
+                    'sampling.temperature = "auto": needs to know in advance how many rows are '
+                    "drawn (num_rows); say it, or give a number."
+                )
+            temperature = repetition_temperature(sizes, num_rows)
         self._phases = [(0, temperature), *schedule]
         self._most_epochs, self._num_rows, self.high_first = most_epochs, num_rows, high_first
         self._seed, self._num_calls = seed, 0

@@ -24,7 +24,8 @@ MOST_SHAPES = 8  # each holds the memory of a step
 class CudaGraph(Generic[ResultT]):
     """A call that is recorded after a few runs, and replayed from then on.
 
-    Occasionally it still runs eagerly, so that an aligner can verify whose gradients are whose.
+    Occasionally it still runs eagerly, so that an aligner can verify which rows belong to which
+    task.
 
     Attributes:
         works: False once recording has failed; later calls run eagerly.

@@ -1,4 +1,4 @@
-"""The report: one page that shows what the tasks of a run do to each other.
+"""The report: one page that shows how the tasks of a run interact.
 
 `write_report` turns runs, as `gradvac.analysis.load_run` reads them, into a single HTML file. It
 needs no network and no server: scripts, styles and data are inside. The page opens with one

@@ -222,7 +222,7 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
             f"others{where(subset)}: {means}"
         )
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
-        few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
+        few = f"; with so few {noun.lower()} p cannot be below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
         told = difference if difference * (within - between) > 0 else 0.0
         told = np.copysign(min(abs(told), shown), told)
@@ -325,7 +325,7 @@ def _why_no_contrast(main: Similarities, run: Run) -> str:
 
 
 def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suffix: str) -> str:
-    """What the most and the least similar families share."""
+    """The mean cosines inside the most and the least similar families."""
     sides = views.sides_of(main)
     shared = {
         name: {side: views.pair_mean(views.side_matrix(main, side, tasks)) for side in sides}
@@ -334,11 +334,11 @@ def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suf
     ranked = sorted(shared, key=lambda name: -np.nan_to_num(max(shared[name].values()), nan=-9))
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
     parts = [
-        f"{name} {noun} share "
+        f"among {name} {noun} "
         + ", ".join(f"{value:z.2f}{inside(side)}" for side, value in shared[name].items())
         for name in shown
     ]
-    return "; ".join(parts) + suffix + "."
+    return f"Average cosine similarity: {'; '.join(parts)}{suffix}."
 
 
 def _noun(main: Similarities) -> str:
@@ -528,7 +528,10 @@ def describe_noise(main: Similarities, run: Run) -> list[Statement]:
             value += f" (give or take {reach:.2f})"
         parts.append(f"{value}{inside(side)}")
     if parts:
-        text = f"With unlimited data, two tasks would share on average: {'; '.join(parts)}."
+        text = (
+            "With unlimited data, the average cosine similarity of two tasks would be: "
+            f"{'; '.join(parts)}."
+        )
         found.append(Statement(NOISE, text))
     return found
 

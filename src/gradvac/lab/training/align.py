@@ -149,7 +149,7 @@ class AlignerConfig(Section):
         recompute: one_backward: a second backward pass instead of stored task gradients.
         storage_dtype: per_task: dtype of the stored task gradients; unset: that of the parameters.
         offload: per_task: store task gradients in host memory.
-        check: one_backward: verify now and then whose gradients are whose.
+        check: one_backward: verify now and then which rows belong to which task.
         seed: Seed of the random order; unset: `train.seed`.
         only: Patterns of the components in which the rule acts, such as ["encoder*"]; the others
             get the plain sum. Unset: it acts in all of them.

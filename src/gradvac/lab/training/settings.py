@@ -32,7 +32,7 @@ from gradvac.lab.training.config import Section
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.optimizer import OptimizerConfig
 from gradvac.lab.training.writers import writer_class
-from gradvac.sampling import TaskEpochs, TaskSampler, repetition_temperature
+from gradvac.sampling import TaskEpochs, TaskSampler
 
 # [train] keys that do not change the weights of a given step, and those that only say where
 # training ends or how steps run; a run may be continued with other values. The first are not in the
@@ -239,14 +239,7 @@ class SamplingConfig(Section):
             num_rows: Rows that training draws in all, which `most_epochs` and "auto" need.
             num_steps: Its optimizer steps, which `high_first` needs.
         """
-        sizes, temperature, high_first = self.thinned(sizes), self.temperature, 0
-        if temperature == "auto":
-            if num_rows is None:
-                raise ValueError(
-                    'sampling.temperature = "auto": this kind of run does not know in advance how '
-                    "many rows it draws; give a number."
-                )
-            temperature = repetition_temperature(sizes, num_rows)
+        sizes, high_first = self.thinned(sizes), 0
         if self.high_first:
             if num_steps is None:
                 raise ValueError(
@@ -256,7 +249,7 @@ class SamplingConfig(Section):
             high_first = math.ceil(self.high_first * num_steps)
         return TaskSampler(
             sizes,
-            temperature,
+            self.temperature,
             schedule=[(phase.from_step, phase.temperature) for phase in self.schedule],
             most_epochs=self.most_epochs,
             high_first=high_first,

@@ -192,12 +192,12 @@ class TranslationWorkload:
         shown = Table(title="What training will see", title_justify="left")
         for column in ("task", "level"):
             shown.add_column(column)
-        for column in ("sentence pairs", "share of batches", "drawn", "epochs"):
+        for column in ("sentence pairs", "share of batches", "pairs seen", "epochs"):
             shown.add_column(column, justify="right")
         for row in epochs:
             level = self.resource_levels[row.task]
-            drawn, passes = f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}"
-            shown.add_row(row.task, level, f"{row.size:,}", f"{row.probability:.1%}", drawn, passes)
+            seen, passes = f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}"
+            shown.add_row(row.task, level, f"{row.size:,}", f"{row.probability:.1%}", seen, passes)
         return shown
 
 

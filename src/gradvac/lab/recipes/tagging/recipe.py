@@ -153,7 +153,7 @@ class TaggingWorkload:
         title = f"What training will see in {config.train.max_steps:,} steps"
         shown = Table(title=title, title_justify="left")
         shown.add_column("language")
-        for column in ("sentences", "words", "windows", "share", "drawn", "epochs"):
+        for column in ("sentences", "words", "windows", "share", "windows seen", "epochs"):
             shown.add_column(column, justify="right")
         for row in rows:
             counted = report[f"{TRAIN} {row.task}"]
