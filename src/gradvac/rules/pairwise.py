@@ -104,14 +104,14 @@ def name_keys(names: Sequence[str]) -> Tensor:
     return torch.tensor([int.from_bytes(d, "little", signed=True) for d in digests])
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix(x: Any) -> Any:
     """The finaliser of splitmix64; int64 arithmetic wraps around as it needs."""
     x = (x ^ _shift(x, 30)) * _MIX[0]
     x = (x ^ _shift(x, 27)) * _MIX[1]
     return x ^ _shift(x, 31)
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def _shift(x: Any, bits: int) -> Any:
     return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical, where >> on int64 is arithmetic
 
 
@@ -124,23 +124,25 @@ def random_order(seed: int, step: Tensor, components: Tensor, tasks: Tensor) -> 
         components: Name keys `[K]`.
         tasks: Name keys `[T]` of the present tasks.
     """
-    start = _mix(components + _mix(step * _GOLDEN + seed))
-    key = _mix(_mix(start[:, None] + tasks)[:, :, None] + tasks)  # [K, T, T]
+    on_host = step.device.type == "cpu"  # where NumPy takes a quarter of the time of torch
+    names: Any = [one.numpy() if on_host else one for one in (step[None], components, tasks)]
+    start = _mix(names[1] + _mix(names[0] * _GOLDEN + seed))
+    key = _mix(_mix(start[:, None] + names[2])[:, :, None] + names[2])  # [K, T, T]
     return _others(key)
 
 
 def fixed_order(rank: Tensor, num_components: int) -> Tensor:
     """Every task visits the others by ascending rank, `[K, T, T - 1]`."""
     num_tasks = len(rank)
-    return _others(rank.expand(num_components, num_tasks, num_tasks))
+    return _others(rank.expand(num_components, num_tasks, num_tasks).clone())
 
 
-def _others(key: Tensor) -> Tensor:
-    """Sort by key, leaving the task itself out."""
+def _others(key: Any) -> Tensor:
+    """Sort by key, leaving the task itself out; writes over the keys."""
     num_tasks = key.shape[-1]
-    is_itself = torch.eye(num_tasks, dtype=torch.bool, device=key.device)
-    key = key.masked_fill(is_itself, torch.iinfo(torch.int64).max)
-    return key.argsort(-1)[..., : num_tasks - 1]
+    key.reshape(-1, num_tasks**2)[:, :: num_tasks + 1] = torch.iinfo(torch.int64).max
+    order = torch.as_tensor(key.argsort(-1))
+    return order[..., : num_tasks - 1]
 
 
 def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor) -> Swept:
@@ -174,48 +176,59 @@ def pairwise_sweep_reference(
     NumPy's on a CPU: of arrays this small they take a quarter of the time of torch's.
     """
     num_components, num_tasks = gram.shape[:2]
-    every = torch.arange(max(num_components, num_tasks), device=gram.device)
-    components, tasks = every[:num_components, None], every[:num_tasks]
+    every = torch.arange(num_components * num_tasks, device=gram.device).view(-1, num_tasks)
     by_visit = order.permute(2, 0, 1).contiguous()  # [T - 1, K, T]
-    given = (gram, target, by_visit, vaccinated, components, tasks)
+    others, pairs = by_visit + every[:, :1], by_visit + every * num_tasks
+    given = (gram.contiguous(), target.contiguous(), vaccinated, others, pairs)
     if gram.device.type != "cpu":
-        return _sweep(torch, *given)
+        return _sweep(torch, torch.clamp, *given)
     with np.errstate(all="ignore"):
-        swept = _sweep(np, *(one.numpy() for one in given))
+        swept = _sweep(np, _clip, *(one.numpy() for one in given))
     coefficients, observed, active = map(torch.from_numpy, swept)
     return coefficients, observed, active
 
 
+def _clip(values: Any, least: float, most: float) -> Any:
+    """`np.clip`, which spends most of its time on its arguments."""
+    return np.minimum(np.maximum(values, least), most)
+
+
 def _sweep(
-    xp: Any, gram: Any, target: Any, order: Any, vaccinated: Any, components: Any, tasks: Any
+    xp: Any, clip: Any, gram: Any, target: Any, vaccinated: Any, others: Any, pairs: Any
 ) -> tuple[Any, Any, Any]:
-    """The sweep in what NumPy and torch (`xp`) have in common; inert pairs may divide by zero."""
-    squares = gram.diagonal(0, -2, -1).clip(0.0)  # [K, T], ||g_j||^2
+    """The sweep in what NumPy and torch (`xp`) have in common; inert pairs may divide by zero.
+
+    The task that a row visits, `[T - 1, K, T]`, is given as a row among all components' (`others`),
+    and its entry in the visiting row likewise (`pairs`).
+    """
+    rows, most = gram.reshape(-1, gram.shape[-1]), float("inf")
+    squares = clip(gram.diagonal(0, -2, -1), 0.0, most)  # [K, T], ||g_j||^2
     altered, smallest = squares, squares * CANCELLED**2  # ||g'_i||^2
     products = gram  # products[k, i, j] = <g'_i, g_j>
-    goal = target.clip(-TARGET_LIMIT, TARGET_LIMIT)
-    pairs = (components, tasks, order)
-    limit, wanted, sine = (x[pairs] for x in (target, goal, xp.sqrt(1.0 - goal * goal)))
-    theirs = xp.sqrt(squares)[components, order]  # [T - 1, K, T], as the others
-    usable = (theirs > 0) & vaccinated
+    goal = clip(target, -TARGET_LIMIT, TARGET_LIMIT)
+    sines = xp.sqrt(1.0 - goal * goal)
+    limit, wanted, sine = (x.reshape(-1)[pairs] for x in (target, goal, sines))
+    theirs = xp.sqrt(squares).reshape(-1)[others]  # [T - 1, K, T], as the others
+    usable, divisor = (theirs > 0) & vaccinated, theirs * sine
     steps, seen, is_below = xp.zeros_like(theirs), xp.zeros_like(theirs), usable & False
 
-    for visit, other in enumerate(order):  # [K, T]
-        dot, own = products[components, tasks, other], xp.sqrt(altered.clip(0.0))
+    for visit, their in enumerate(theirs):  # [K, T]
+        dot, own = products.reshape(-1)[pairs[visit]], xp.sqrt(clip(altered, 0.0, most))
         alive = (altered > smallest) & usable[visit]
-        phi = xp.where(alive, dot / (own * theirs[visit]), 0.0).clip(-1.0, 1.0)
+        phi = clip(xp.where(alive, dot / (own * their), 0.0), -1.0, 1.0)
         below = alive & (phi < limit[visit])
         step = own * (wanted[visit] * xp.sqrt(1.0 - phi * phi) - phi * sine[visit])  # Eq. 3
-        step = xp.where(below, step / (theirs[visit] * sine[visit]), 0.0)
-        altered = altered + step * (2.0 * dot + step * theirs[visit] * theirs[visit])
-        products = products + step[..., None] * gram[components, other]
+        step = xp.where(below, step / divisor[visit], 0.0)
+        altered = altered + step * (2.0 * dot + step * their * their)
+        products = products + step[..., None] * rows[others[visit]]
         steps[visit], is_below[visit] = step, below
         seen[visit] = xp.where(alive, phi, xp.nan)
 
     coefficients, observed = xp.zeros_like(gram), xp.full_like(gram, xp.nan)
-    active = coefficients > 0
-    coefficients[:, tasks, tasks] = 1.0
-    coefficients[pairs], observed[pairs], active[pairs] = steps, seen, is_below
+    active, size = coefficients > 0, squares.shape[1]
+    coefficients.reshape(-1, size * size)[:, :: size + 1] = 1.0
+    for found, visited in ((coefficients, steps), (observed, seen), (active, is_below)):
+        found.reshape(-1)[pairs] = visited
     return coefficients, observed, active
 
 
