@@ -4,7 +4,7 @@
     python benchmarks/comparisons.py --times 200
 
 Scores are made: the difference of two methods is effect + seed + sentence + both, as in
-`gradvac.lab.experiments.statistics`, with runs of one seed that are alike (correlation 0.8, as
+`gradvac.lab.experiments.verdicts`, with runs of one seed that are alike (correlation 0.8, as
 training that shares weights and batches makes them). Rows are how many seeds the two methods have;
 columns what varies more. *Before*: pairs only where both have the same seeds, and pooled degrees of
 freedom (Satterthwaite), as compare did until 2026-11-16.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gradvac.lab.experiments.methods import Method
-from gradvac.lab.experiments.statistics import CLEAR, RowQuantity, Scored, difference, judge_primary
+from gradvac.lab.experiments.verdicts import CLEAR, RowQuantity, Scored, difference, judge_primary
 
 Floats = NDArray[np.float64]
 DRAWINGS = 200

@@ -53,7 +53,7 @@ from gradvac.lab.training import (
     SamplingConfig,
     StepLosses,
 )
-from gradvac.lab.training.distributed import Job
+from gradvac.lab.training.job import Job
 from gradvac.lab.training.optimizer import OptimizerConfig, clip, set_lr, step_unless
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import EagerStep, GraphStep

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.lab.recipes import Recipe, register_recipe
-from gradvac.lab.recipes.common.batches import RowBatch
 from gradvac.lab.recipes.common.scoring import Scorer, TaskResult, compare_labels, score_run
 from gradvac.lab.recipes.common.similarity import MeasuredSet, measure_run
-from gradvac.lab.training import RowStream, RunConfig, Section, StepLosses, seed_everything, train
+from gradvac.lab.training import RowBatch, RowStream, RunConfig, Section, StepLosses, train
 from gradvac.lab.training.checkpoint import resolve_weights
+from gradvac.lab.training.environment import seed_everything
 
 TASKS, SPLITS = ["upright", "turned"], ["train", "dev", "test"]
 NAME = f"{__file__}:VISION"  # what commands find this recipe by

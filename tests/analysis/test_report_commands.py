@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from gradvac.analysis.similarities import Similarities, save_similarities
 from gradvac.cli import figures, report
-from gradvac.cli.common import tells_mistakes
-from gradvac.cli.runs import load_runs, sizes_of
+from gradvac.cli.common import reports_mistakes
 from gradvac.lab.languages import default_corpus, genealogical_distances
+from gradvac.lab.languages.known import load_runs, sizes_of
 
 COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
 app = typer.Typer()
@@ -171,7 +171,7 @@ def test_names_are_not_read_as_markup(tmp_path: Path) -> None:
 def test_warnings_are_told_in_a_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @tells_mistakes
+    @reports_mistakes
     def command() -> None:
         warnings.warn("record.bin: the last chunk is cut off.", stacklevel=2)
 

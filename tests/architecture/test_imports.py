@@ -16,7 +16,8 @@ alignment by_task
 aligner
 sampling analysis
 integrations
-lab.languages lab.messages lab.runs
+lab.messages lab.runs
+lab.languages
 lab.training
 lab.recipes
 lab.experiments

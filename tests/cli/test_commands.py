@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from gradvac import __version__
 from gradvac.cli import main
 from gradvac.cli.commands import app
-from gradvac.cli.common import load_config, tells_mistakes
+from gradvac.cli.common import load_config, reports_mistakes
 
 Gradvac = Callable[..., Result]
 # Every command with its options: a change here is a change of the contract.
@@ -132,7 +132,7 @@ def test_named_configs_are_found() -> None:
 def test_what_the_system_says_of_a_file_is_told_with_what_to_do(
     capsys: pytest.CaptureFixture[str], error: Exception, remedy: str
 ) -> None:
-    @tells_mistakes
+    @reports_mistakes
     def write() -> None:
         raise error
 

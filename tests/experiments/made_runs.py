@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradvac.lab.runs import RunFolder, TaskScores, write_scores
-from gradvac.lab.runs.sentences import SentenceCounts, write_counts
+from gradvac.lab.runs.counts import SentenceCounts, write_counts
 from gradvac.lab.training.config import write_toml
 
 LEVELS = {"en-fr": "high", "en-hi": "low"}

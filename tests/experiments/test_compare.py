@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gradvac.cli.commands import app
 from gradvac.lab.experiments import compare_runs, find_runs, to_json, to_markdown
-from gradvac.lab.experiments.statistics import pareto_front
+from gradvac.lab.experiments.verdicts import pareto_front
 from gradvac.lab.runs import RunFolder
 
 from .made_runs import make_run

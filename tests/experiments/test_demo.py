@@ -33,7 +33,7 @@ from gradvac.lab.experiments.demo import (
     verdict,
 )
 from gradvac.lab.recipes.nmt import NmtConfig
-from gradvac.lab.runs.sentences import SentenceCounts
+from gradvac.lab.runs.counts import SentenceCounts
 from gradvac.lab.training import Display, config
 from gradvac.lab.training.environment import StopSignals
 

@@ -28,9 +28,8 @@ from gradvac.lab.experiments import (
 )
 from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import checkpoint
-from gradvac.utils.files import read_json
+from gradvac.utils.files import folder_lock, read_json
 
 from .conftest import ROOT, TWIN, InProcess
 

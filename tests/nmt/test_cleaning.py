@@ -11,10 +11,11 @@ from gradvac.lab.recipes.nmt.cleaning import (
     CleaningConfig,
     Report,
     clean_pairs,
+    fingerprint,
     keep_readable,
+    letters,
     report_table,
 )
-from gradvac.lab.recipes.nmt.fingerprints import fingerprint, letters
 from gradvac.lab.recipes.nmt.readers import Line
 
 LONG = "word " * 30

@@ -21,8 +21,8 @@ from gradvac.lab.recipes.nmt import Batch, NmtConfig
 from gradvac.lab.recipes.nmt.preparation import open_corpus
 from gradvac.lab.recipes.nmt.recipe import TranslationWorkload
 from gradvac.lab.training import seed_everything
-from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.environment import random_state, restore_random_state
+from gradvac.lab.training.job import Job
 from gradvac.lab.training.optimizer import move_to_device, set_lr
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import EagerStep, GraphStep, StepResult

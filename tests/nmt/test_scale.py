@@ -11,8 +11,7 @@ import pytest
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.readers import Problem
 from gradvac.lab.recipes.nmt import NmtConfig, TranslationWorkload, prepare_corpus, tokens, workers
-from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report, clean_pairs
-from gradvac.lab.recipes.nmt.fingerprints import SeenFingerprints
+from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report, SeenFingerprints, clean_pairs
 from gradvac.lab.recipes.nmt.readers import Line
 from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
 

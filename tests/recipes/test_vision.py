@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from gradvac.cli.commands import app
 from gradvac.lab.recipes import recipe_named, recipe_of
-from gradvac.lab.recipes.common.batches import RowBatch
-from gradvac.lab.training import BatchSlice, config
+from gradvac.lab.training import BatchSlice, RowBatch, config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vision_recipe.py"
 BASE = """

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import folder_lock, hash_file, remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST
 from gradvac.utils.files import (
+    folder_lock,
+    hash_file,
     hash_of,
     read_json,
+    remove_leftovers,
     replacing,
     replacing_path,
     write_bytes,

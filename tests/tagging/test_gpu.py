@@ -9,7 +9,7 @@ import pytest
 from gradvac.lab.recipes.tagging import TaggingConfig, TaggingWorkload, prepare_sentences
 from gradvac.lab.recipes.tagging.tagger import TagBatch
 from gradvac.lab.training import seed_everything
-from gradvac.lab.training.distributed import Job
+from gradvac.lab.training.job import Job
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import EagerStep, GraphStep
 

@@ -29,7 +29,7 @@ from gradvac.lab.recipes.tagging.encoder import NO_LABEL
 from gradvac.lab.recipes.tagging.recipe import measure_tagging
 from gradvac.lab.recipes.tagging.tagger import make_tag_batch
 from gradvac.lab.runs import RunFolder, read_scores
-from gradvac.lab.runs.sentences import read_counts
+from gradvac.lab.runs.counts import read_counts
 from gradvac.lab.training import BatchSlice, checkpoint, seed_everything, train
 from gradvac.lab.training.config import load as load_config
 

@@ -17,7 +17,7 @@ import json
 import math
 import tomllib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,12 +63,7 @@ class TaskScores:
 
     def by_level(self) -> dict[str, float]:
         """Mean over the tasks of each resource level, largest first, and over "all"."""
-        named = dict.fromkeys(self.levels[task] for task in self.by_task if task in self.levels)
-        names = sorted(named, key=level_rank)
-        groups = {
-            name: [task for task in self.by_task if self.levels.get(task) == name] for name in names
-        }
-        groups[ALL] = list(self.by_task)
+        groups = tasks_by_level(self.by_task, self.levels) | {ALL: list(self.by_task)}
         return {
             name: sum(self.by_task[task] for task in tasks) / len(tasks)
             for name, tasks in groups.items()
@@ -84,6 +79,15 @@ def level_rank(level: str) -> int:
     """The place of a resource level in a table: from high to low, others last."""
     known = level in RESOURCE_LEVELS
     return RESOURCE_LEVELS.index(level) if known else len(RESOURCE_LEVELS)
+
+
+def tasks_by_level(tasks: Iterable[str], levels: Mapping[str, str]) -> dict[str, list[str]]:
+    """Resource level -> its tasks, from high to low; tasks without a level are left out."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        if task in levels:
+            found.setdefault(levels[task], []).append(task)
+    return {level: found[level] for level in sorted(found, key=level_rank)}
 
 
 def write_scores(
@@ -289,6 +293,17 @@ class RunFiles:
         """What to say of scores whose weights were replaced since."""
         what = f"has other {weights} weights than those its {split} set was scored with"
         return f"{self.path}: {what}, because training went on; score it again."
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one: {"train": {"seed": 1}} -> {"train.seed": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def rename_former_keys(table: dict[str, Any]) -> None:

@@ -24,7 +24,6 @@ with exit status 1.
 
     commands.py     the commands under their names; a file each
     common.py       options, output, where configs are, how mistakes are reported
-    runs.py         runs as report and figures need them
 
 A command imports what it needs when it runs: `--help` is fast, and a missing extra is one line.
 """

@@ -40,7 +40,7 @@ def advise_on(
 ) -> None:
     """Say which tasks should learn together, and write the runs that follow and check it."""
     from gradvac.analysis.advice import advise_runs, describe_advice
-    from gradvac.cli.runs import load_runs
+    from gradvac.lab.languages.known import load_runs
 
     loaded = load_runs(runs)
     advice = advise_runs(loaded, num_groups=groups, side=side)
@@ -52,8 +52,8 @@ def advise_on(
     for sentence in describe_advice(advice, loaded[0].names):
         console.print(sentence)
     if out is not None:
-        from gradvac.cli.runs import sizes_of
         from gradvac.lab.experiments.follow_up import LAST_ALONE, write_follow_ups
+        from gradvac.lab.languages.known import sizes_of
 
         sizes = sizes_of(loaded)
         order = sorted(advice.tasks, key=lambda task: sizes.get(task, 0))

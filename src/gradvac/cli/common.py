@@ -106,28 +106,28 @@ def needs(*extras: str) -> Callable[[Command[Parameters]], Command[Parameters]]:
 
     A command imports what it needs before it does anything; only the packages of the extra
     "report" are imported at the end, so they are looked for first. Mistakes are reported as by
-    `tells_mistakes`.
+    `reports_mistakes`.
     """
 
     def with_extras(command: Command[Parameters]) -> Command[Parameters]:
         @wraps(command)
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
             if "report" in extras:
-                _refuse_missing([one for one in _OF_REPORT if find_spec(one) is None], extras)
+                _check_installed([one for one in _OF_REPORT if find_spec(one) is None], extras)
             try:
                 command(*args, **kwargs)
             except ModuleNotFoundError as error:
                 package = (error.name or "gradvac").partition(".")[0]
                 if package == "gradvac":
                     raise
-                _refuse_missing([package], extras)
+                _check_installed([package], extras)
 
-        return tells_mistakes(run)
+        return reports_mistakes(run)
 
     return with_extras
 
 
-def _refuse_missing(packages: list[str], extras: Iterable[str]) -> None:
+def _check_installed(packages: list[str], extras: Iterable[str]) -> None:
     if packages:
         raise ValueError(
             f"this command needs {', '.join(packages)}, not installed here; "
@@ -135,7 +135,7 @@ def _refuse_missing(packages: list[str], extras: Iterable[str]) -> None:
         )
 
 
-def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
+def reports_mistakes(command: Command[Parameters]) -> Command[Parameters]:
     """Report what a user can fix in one line on standard error, instead of a traceback.
 
     What the package logs is shown on standard output, as plain lines.
@@ -146,7 +146,7 @@ def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
         try:
             with log_to(print), warnings.catch_warnings():
                 if not sys.warnoptions:  # with -W, Python's own format is wanted
-                    warnings.showwarning = _tell_warning
+                    warnings.showwarning = _print_warning
                 command(*args, **kwargs)
         except BrokenPipeError:
             raise  # the reader of our output closed the pipe: click handles that
@@ -176,7 +176,7 @@ def _mistakes() -> tuple[type[Exception], ...]:
     return tuple(error_types)
 
 
-def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 

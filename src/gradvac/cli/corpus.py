@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradvac.cli.common import tells_mistakes
+from gradvac.cli.common import reports_mistakes
 
 if TYPE_CHECKING:
     from gradvac.lab.languages import Corpus
@@ -23,7 +23,7 @@ def group() -> None:
 
 
 @app.command()
-@tells_mistakes
+@reports_mistakes
 def write(
     directory: Annotated[
         Path,

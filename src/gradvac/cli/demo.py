@@ -22,8 +22,8 @@ def demo(
 ) -> None:
     """Train constructed languages together, follow the advice of their gradients, and report."""
     from gradvac.analysis.report import run_headline, summarise
-    from gradvac.cli.runs import load_runs
     from gradvac.lab.experiments.demo import GRADVAC, JOINT, run_demo
+    from gradvac.lab.languages.known import load_runs
 
     console = Console(highlight=False)
     run_demo(load_config("nmt", "demo", overrides), out, console=console)

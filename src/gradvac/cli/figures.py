@@ -30,7 +30,7 @@ def figures(
 ) -> None:
     """Draw the paper's figures for some runs, and say what the missing ones would need."""
     from gradvac.analysis.figures import FORMATS, write_figures
-    from gradvac.cli.runs import load_runs, sizes_of
+    from gradvac.lab.languages.known import load_runs, sizes_of
 
     loaded = load_runs(runs, distances=distances, families=families)
     tasks = [task for run in loaded for task in run.tasks]

@@ -37,7 +37,7 @@ def serve_page(
 ) -> None:
     """Serve the page until the user stops it."""
     from gradvac.analysis.report import LivePage, render, serve_live
-    from gradvac.cli.runs import load_runs
+    from gradvac.lab.languages.known import load_runs
 
     missing = [path for path in runs if not path.is_dir()]
     if missing:
@@ -78,7 +78,7 @@ def report(
     """
     from gradvac.analysis import write_table
     from gradvac.analysis.report import summarise_runs
-    from gradvac.cli.runs import load_runs
+    from gradvac.lab.languages.known import load_runs
 
     if live:
         serve_page(runs, distances=distances, families=families, port=port, show=show)

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from gradvac.sampling.epochs import Epochs
-from gradvac.sampling.tasks import TaskEpochs, TaskSampler
+from gradvac.sampling.sampler import TaskEpochs, TaskSampler
 
 
 class TaskBatchSampler(Sampler[list[int]]):

@@ -1,6 +1,6 @@
 """What several packages use, and nothing that knows of tasks and gradients.
 
-files.py          files that are written completely or not at all; hashes
+files.py          files that are written completely or not at all; locks; hashes
 hints.py          what error messages share
 plugins.py        rules, recipes and writers of your own, by module or file
 devices.py        index tensors and Triton kernels for a GPU

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, small JSON files, arrays, and hashes."""
+"""Files written whole or not at all, small JSON files, arrays, locks of a folder, and hashes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     import numpy as np
 
+LOCK = ".lock"
 TEMPORARY = ".writing-"  # begins the names of files that are not complete
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
@@ -100,6 +101,55 @@ def open_arrays(content: bytes, most: int) -> np.lib.npyio.NpzFile:
     return arrays
 
 
+def remove_leftovers(folder: Path, *, of: Path | None = None, but: Path | None = None) -> None:
+    """Remove what killed processes left half-written; only the holder of the lock may.
+
+    Args:
+        folder: Where to look.
+        of: Only what was to become this file.
+        but: Nothing that was to become this file, which another lock protects.
+    """
+    for path in folder.glob(f"{TEMPORARY}*"):
+        is_other = of is not None and not path.name.endswith(f"-{of.name}")
+        is_spared = but is not None and path.name.endswith(f"-{but.name}")
+        if (path.is_file() or path.is_symlink()) and not is_other and not is_spared:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_lock(folder: Path, *, busy: str | None, name: str = LOCK) -> Iterator[None]:
+    """The right to write in a folder, for one process at a time.
+
+    The system releases it however the process ends.
+
+    Args:
+        folder: The folder; made if it does not exist.
+        busy: Error message if another process holds it; None: wait for that process.
+        name: The file that is locked. Locks of different names are held side by side.
+
+    Raises:
+        ValueError: Another process holds it; the text is `busy`.
+
+    Examples:
+        >>> import tempfile
+        >>> run = Path(tempfile.mkdtemp())
+        >>> with folder_lock(run, busy=f"run: another process writes in {run}; wait for it."):
+        ...     write_json(run / "facts.json", {"steps": 3})
+    """
+    import filelock  # comes with torch; reading a run does without
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / name)
+    try:
+        lock.acquire(timeout=-1 if busy is None else 0)
+    except filelock.Timeout:
+        raise ValueError(busy) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def sync(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -119,3 +169,9 @@ def hash_of(value: Any) -> str:
 def short_digest(content: bytes = b"") -> Any:
     """The hash that names and checks things here: 16 bytes."""
     return hashlib.blake2b(content, digest_size=16)
+
+
+def hash_file(path: Path) -> str:
+    """Hash the contents of a file as `hash_of` hashes a value."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, short_digest).hexdigest()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradvac.analysis.run import Run, scores_by_one_metric
-from gradvac.analysis.run_files import ALL, TaskScores
+from gradvac.analysis.run_files import ALL, TaskScores, flatten
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ def changed_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Settings that are not the same in all runs: name, and the value in each run."""
     if len(runs) < 2:
         return []
-    flat = [_flat(_parsed(run.settings)) for run in runs]
+    flat = [
+        {name: str(value) for name, value in flatten(_parsed(run.settings)).items() if value != {}}
+        for run in runs
+    ]
     names = dict.fromkeys(name for one in flat for name in one)
     rows = [(name, [one.get(name, "") for one in flat]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
@@ -120,13 +123,3 @@ def _parsed(settings: str) -> Mapping[str, Any]:
         return tomllib.loads(settings)
     except tomllib.TOMLDecodeError:
         return {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = str(value)
-    return flat

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis.run_files import ALL, level_rank
+from gradvac.analysis.run_files import ALL, tasks_by_level
 from gradvac.lab.experiments import methods
 from gradvac.lab.experiments.methods import (
     JOINT,
@@ -23,8 +23,8 @@ from gradvac.lab.experiments.methods import (
     Method,
     ScoredRun,
 )
-from gradvac.lab.experiments.plan import PrimaryQuestion
-from gradvac.lab.experiments.statistics import (
+from gradvac.lab.experiments.trials import PrimaryQuestion
+from gradvac.lab.experiments.verdicts import (
     FEWEST_PAIRS,
     LEVEL,
     Against,
@@ -34,7 +34,7 @@ from gradvac.lab.experiments.statistics import (
     judge_primary,
     row_of,
 )
-from gradvac.lab.runs.sentences import FORMULAS
+from gradvac.lab.runs.counts import FORMULAS
 from gradvac.utils.files import read_json
 from gradvac.utils.hints import nearest, some
 
@@ -321,14 +321,8 @@ def _shared_note(compared: Sequence[Method]) -> str:
 
 def _sets_of_tasks(first: Method) -> list[tuple[str, str, tuple[str, ...]]]:
     """Kind, name and tasks of every row."""
-    levels = first.runs[0].scores.levels
-    named = sorted(
-        dict.fromkeys(levels[task] for task in first.tasks if task in levels), key=level_rank
-    )
-    by_level = [
-        ("level", level, tuple(task for task in first.tasks if levels.get(task) == level))
-        for level in named
-    ]
+    groups = tasks_by_level(first.tasks, first.runs[0].scores.levels)
+    by_level = [("level", level, tuple(tasks)) for level, tasks in groups.items()]
     tasks = [("task", task, (task,)) for task in first.tasks]
     average = [("average", ALL, first.tasks)]
     return [*average, *(by_level if len(by_level) > 1 else []), *(tasks if len(tasks) > 1 else [])]

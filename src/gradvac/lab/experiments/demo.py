@@ -44,7 +44,7 @@ from gradvac.lab.recipes.nmt.recipe import measure_translation, train_translatio
 from gradvac.lab.recipes.nmt.score import score_translation, translations
 from gradvac.lab.recipes.nmt.settings import TEST, TRAIN, NmtConfig
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.sentences import SentenceCounts, bleu, read_counts
+from gradvac.lab.runs.counts import SentenceCounts, bleu, read_counts
 from gradvac.lab.training import AlignConfig, CheckpointError, Display, DivergedError
 from gradvac.tasks import Direction, parse
 from gradvac.utils.files import write_json
@@ -273,12 +273,12 @@ def _show_samples(
 ) -> None:
     target = result.target
     sources, references = prepared.task_text(TEST, target)
-    said = {name: translations(out / name, TEST, "best", target) for name in (JOINT, ADVISED)}
+    found = {name: translations(out / name, TEST, "best", target) for name in (JOINT, ADVISED)}
     shown = Table(show_header=False, box=None, padding=(0, 1))
     for number in range(_NUM_SAMPLES):
         shown.add_row("English", sources[number])
         shown.add_row(names[target], references[number])
-        for name, lines in said.items():
+        for name, lines in found.items():
             shown.add_row(f"  {name}", lines[number])
         shown.add_row()
     console.print(shown)

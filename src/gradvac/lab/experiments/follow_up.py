@@ -20,6 +20,7 @@ import numpy as np
 
 from gradvac.analysis.advice import Advice
 from gradvac.analysis.run_files import ALL
+from gradvac.lab.experiments.methods import JOINT
 from gradvac.lab.experiments.worker import load_settings
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
@@ -31,7 +32,6 @@ from gradvac.utils.files import write_text
 from gradvac.utils.hints import some
 
 LAST_ALONE = "last-alone"
-_JOINT = "joint"
 _SEEDS = [0, 1, 2, 3]
 _MOST_COMPANIONS = 3
 _NEARLY_CONSTANT = ("constant", "inverse_sqrt")  # schedules, in a last fifth
@@ -66,7 +66,7 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
     """What to train next, each beside a control.
 
     Args:
-        advice: What `advise` said.
+        advice: What `advise` found.
         targets: Tasks that learn with their companions, if any were promised to them.
         settings: Of the joint run.
     """
@@ -138,7 +138,7 @@ def write_follow_ups(
 
     Args:
         run: The joint run that the advice is read off.
-        advice: What `advise` said.
+        advice: What `advise` found.
         out: The folder to write to.
         targets: As in `follow_ups`.
 
@@ -158,7 +158,7 @@ def write_follow_ups(
         )
     planned = list(follow_ups(advice, targets, settings))
     start = min(4 * _fifth(settings), settings.train.max_steps - 1)
-    in_sweep = last_alone(targets, settings, f"{{run:{_JOINT}}}", start)
+    in_sweep = last_alone(targets, settings, f"{{run:{JOINT}}}", start)
     texts = {"check": _sweep(config, [*planned, in_sweep], settings)}
     kept = [step for step, _ in RunFolder(run).kept_checkpoints()]
     near = [step for step in kept if abs(step - start) <= _fifth(settings) / 2]
@@ -201,7 +201,7 @@ def _sweep(base: Path, planned: Sequence[FollowUp], settings: RunConfig) -> str:
         'recipe = "nmt"',
         f"base = {write_value(str(base))}",
         f'\n[grid]\n"train.seed" = {write_value(_SEEDS)}',
-        f'\n[[methods]]\nname = "{_JOINT}"\nset = {write_value(kept)}',
+        f'\n[[methods]]\nname = "{JOINT}"\nset = {write_value(kept)}',
     ]
     for one in planned:
         tasks = [list(part) for part in one.tasks]

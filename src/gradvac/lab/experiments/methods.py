@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from gradvac.analysis.run_files import flatten
 from gradvac.lab.runs import RunFolder, TaskScores, read_scores
-from gradvac.lab.runs.sentences import SentenceCounts, read_counts
-from gradvac.lab.training.config import flatten
+from gradvac.lab.runs.counts import SentenceCounts, read_counts
 from gradvac.lab.training.settings import TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
 from gradvac.utils.files import hash_of
 

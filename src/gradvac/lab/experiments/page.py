@@ -24,7 +24,8 @@ from gradvac.analysis.figures.style import (
 )
 from gradvac.analysis.report import render_page
 from gradvac.lab.experiments.comparison import Comparison
-from gradvac.lab.experiments.statistics import (
+from gradvac.lab.experiments.tables import EXPLAINED, tables_of
+from gradvac.lab.experiments.verdicts import (
     CLEAR,
     NOT_SHOWN,
     SUGGESTIVE,
@@ -33,7 +34,6 @@ from gradvac.lab.experiments.statistics import (
     ComparisonRow,
     pareto_front,
 )
-from gradvac.lab.experiments.tables import EXPLAINED, tables_of
 from gradvac.utils.hints import some
 
 _LEAST = 0.05  # axes reach so far at least, as a share of the score: less looks like much
@@ -221,25 +221,25 @@ def answer(comparison: Comparison) -> str:
 
     What is clear; else what is suggestive; else how far methods may still be apart.
     """
-    told = [
+    answers = [
         (f"{one.method} against {one.baseline}", one.on, one.digits, one.against)
         for one in comparison.primary
     ] or _averages(comparison)
-    if not told:
+    if not answers:
         return f"There is one method, {comparison.baseline}: nothing to compare."
-    verdicts = [against.verdict for *_, against in told]
+    verdicts = [against.verdict for *_, against in answers]
     for verdict in (CLEAR, SUGGESTIVE):
         if verdict in verdicts:
-            found = [one for one in told if one[3].verdict == verdict]
+            found = [one for one in answers if one[3].verdict == verdict]
             best = max(found, key=lambda one: (one[3].is_better, abs(one[3].difference)))
-            others = Counter(_side(one[3]) for one in told if one is not best)
+            others = Counter(_side(one[3]) for one in answers if one is not best)
             rest = ", ".join(f"{number} {word}" for word, number in others.items())
-            return _said(comparison, *best) + (f" Of the others: {rest}." if rest else "")
-    undecided = [one for one in told if one[3].verdict == NOT_SHOWN]
+            return _words(comparison, *best) + (f" Of the others: {rest}." if rest else "")
+    undecided = [one for one in answers if one[3].verdict == NOT_SHOWN]
     if not undecided:
         return f"These runs cannot tell whether anything differs from {comparison.baseline}."
     widest = max(undecided, key=lambda one: one[3].largest)
-    return f"No difference is shown. The widest interval is that of {_said(comparison, *widest)}"
+    return f"No difference is shown. The widest interval is that of {_words(comparison, *widest)}"
 
 
 def _side(against: Against) -> str:
@@ -255,7 +255,7 @@ def _averages(comparison: Comparison) -> list[tuple[str, str, int, Against]]:
     ]
 
 
-def _said(comparison: Comparison, pair: str, on: str, digits: int, against: Against) -> str:
+def _words(comparison: Comparison, pair: str, on: str, digits: int, against: Against) -> str:
     """A difference in a sentence."""
     where = "on average" if on == comparison.rows[0].name else f"on {on}"
     is_score = on in {row.name for row in comparison.rows}

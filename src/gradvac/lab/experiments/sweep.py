@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from gradvac.lab.experiments.methods import LOSS, PART, PLAN, PRIMARY
-from gradvac.lab.experiments.plan import SweepConfig, Trial, plan_trials
+from gradvac.lab.experiments.trials import SweepConfig, Trial, plan_trials
 from gradvac.lab.experiments.worker import (
     INTERRUPTED,
     Launcher,
@@ -35,10 +35,9 @@ from gradvac.lab.experiments.worker import (
     signals_interrupt,
 )
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import ConfigError, RunConfig
 from gradvac.lab.training.settings import shortened
-from gradvac.utils.files import hash_of, read_json, write_json
+from gradvac.utils.files import folder_lock, hash_of, read_json, write_json
 from gradvac.utils.hints import nearest
 
 DONE, FAILED, PAUSED, WAITING = "done", "failed", "paused", "waiting"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gradvac.lab.experiments.comparison import Comparison
 from gradvac.lab.experiments.methods import Cost
-from gradvac.lab.experiments.statistics import (
+from gradvac.lab.experiments.verdicts import (
     Against,
     Cell,
     ComparisonRow,
@@ -103,17 +103,17 @@ def _primary(comparison: Comparison) -> _Table:
 def _average(row: ComparisonRow, comparison: Comparison) -> _Table:
     lines: list[Sequence[str]] = []
     for name, seeds in comparison.seeds.items():
-        cell, told = row.cells.get(name), str(len(seeds))
+        cell, trained = row.cells.get(name), str(len(seeds))
         if cell is None:
-            lines.append((name, told, *[_UNKNOWN] * (1 + len(_DIFFERENCE))))
+            lines.append((name, trained, *[_UNKNOWN] * (1 + len(_DIFFERENCE))))
         elif cell.against is None:
             blank = [""] * (len(_DIFFERENCE) - 1)
-            lines.append((name, told, _mean(cell, row), *blank, "baseline"))
+            lines.append((name, trained, _mean(cell, row), *blank, "baseline"))
         else:
             pairs = cell.against.pairs
             if pairs != len(seeds):
-                told += f", {pairs} in pairs" if pairs else ", unpaired"
-            lines.append((name, told, _mean(cell, row), *_difference(cell.against, row.digits)))
+                trained += f", {pairs} in pairs" if pairs else ", unpaired"
+            lines.append((name, trained, _mean(cell, row), *_difference(cell.against, row.digits)))
     head = ("method", "seeds", comparison.metric, *_DIFFERENCE)
     return _Table(f"Average {comparison.metric}", head, lines)
 
@@ -123,11 +123,11 @@ _DIFFERENCE = ("difference (95 % interval)", "p", "p, corrected", "needed", _VER
 
 def _difference(against: Against, digits: int) -> Sequence[str]:
     """The cells of a difference, as `_DIFFERENCE` heads them."""
-    told = f"{against.difference:+.{digits}f}"
+    difference = f"{against.difference:+.{digits}f}"
     if not math.isnan(against.low):
-        told += f" ({against.low:+.{digits}f} to {against.high:+.{digits}f})"
+        difference += f" ({against.low:+.{digits}f} to {against.high:+.{digits}f})"
     return (
-        told,
+        difference,
         _p_value(against.p_value),
         _p_value(against.adjusted),
         _number(against.needed, digits),
@@ -152,8 +152,8 @@ def _cell(cell: Cell | None, row: ComparisonRow) -> str:
         return _UNKNOWN
     if cell.against is None:
         return _mean(cell, row)
-    told = f"{cell.against.difference:+.{row.digits}f}, {cell.against.in_words(row.digits)}"
-    return f"{_mean(cell, row)} ({told})"
+    difference = f"{cell.against.difference:+.{row.digits}f}, {cell.against.in_words(row.digits)}"
+    return f"{_mean(cell, row)} ({difference})"
 
 
 def _trade_off(levels: Sequence[ComparisonRow]) -> str:

@@ -26,10 +26,9 @@ from typing import Any, Protocol
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import RunConfig, config
 from gradvac.lab.training.config import write_value
-from gradvac.utils.files import write_json
+from gradvac.utils.files import folder_lock, write_json
 from gradvac.utils.hints import install_line
 
 INTERRUPTED = 130  # exit status

@@ -285,10 +285,10 @@ class Corpus:
         """
         language = self.languages[self._known(code)]
         if split == "train":
-            said: Sequence[Sentence] = self.generator.training_meanings(code, language.train)
+            chosen: Sequence[Sentence] = self.generator.training_meanings(code, language.train)
         else:
-            said = self.meanings(split)
-        return [self.generator.render(meaning, code) for meaning in said]
+            chosen = self.meanings(split)
+        return [self.generator.render(meaning, code) for meaning in chosen]
 
     def words(self, meaning: Sentence, code: str) -> list[Word]:
         """Put a meaning into words, each with the concept it stands for.

@@ -5,8 +5,7 @@ it is written by `gradvac.utils.files`, completely or not at all.
 
     folder.py     RunFolder: every file by name; `gradvac.analysis.run_files` has what reports read
     manifest.py   one manifest of checksums for any folder: written last, verified first
-    locks.py      one lock, what killed processes left, hashes
-    sentences.py  the counts behind scores, sentence by sentence, for resampling
+    counts.py     the counts behind scores, sentence by sentence, for resampling
 
 A recipe of your own:
 

@@ -11,7 +11,7 @@
     RUN/vocabulary.model, RUN/encoder/  what the run needs wherever it is moved
     RUN/manifest.json                   checksums of these: gradvac.lab.runs.manifest
     RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
-    RUN/scores/SET.WEIGHTS.npz          their counts by sentence: gradvac.lab.runs.sentences
+    RUN/scores/SET.WEIGHTS.npz          their counts by sentence: gradvac.lab.runs.counts
     RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
     RUN/.lock                           held by the process that trains here; others that write
                                         have .similarity.lock and .scores.lock
@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradvac.analysis.run_files import RunFiles, TaskScores, write_scores
-from gradvac.lab.runs.locks import folder_lock, remove_leftovers
 from gradvac.lab.runs.manifest import read_manifest, verify_manifest, write_manifest
-from gradvac.utils.files import write_bytes, write_text
+from gradvac.utils.files import folder_lock, remove_leftovers, write_bytes, write_text
 
 if TYPE_CHECKING:
-    from gradvac.lab.runs.sentences import SentenceCounts
+    from gradvac.lab.runs.counts import SentenceCounts
 
 PREPARED_METADATA = "prepared.json"  # what describes a folder of prepared data
 _PUT_BACK = "the command that trained the run, given again, puts it back"
@@ -137,7 +136,7 @@ class RunFolder(RunFiles):
             details: What else the recipe wants to keep, ready for JSON.
             of_weights: What identifies the weights; see `write_scores`.
         """
-        from gradvac.lab.runs.sentences import write_counts  # NumPy, which --help does without
+        from gradvac.lab.runs.counts import write_counts  # NumPy, which --help does without
 
         self.scores.mkdir(exist_ok=True)
         remove_leftovers(self.scores)

@@ -10,7 +10,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     align.py        [align]: rule, granularity, engine -> Aligner
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that can be skipped
     workload.py     what a recipe gives to the loop
-    stream.py       batches of rows drawn from tasks; batches prefetched in a thread
+    stream.py       batches of rows drawn from tasks, of one size or any; prefetched in a thread
     loop.py         train(workload, config, run)
     step.py         one optimizer step, eager or as a CUDA graph
     state.py        the state of a run between two steps, saved and restored as one
@@ -19,7 +19,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     log.py          metrics, sums between entries, the progress bar
     writers.py      where metrics go too: TensorBoard, trackers, your own
     environment.py  device, precision, random state, threads, signals
-    distributed.py  the processes that train one run together
+    job.py          the processes that train one run together
     parallel.py     a model replicated in them, or divided among them
 
 A recipe's config extends `RunConfig` with sections of its own:
@@ -34,8 +34,8 @@ from gradvac.engine import RankError
 from gradvac.lab.training import checkpoint, config
 from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import ConfigError, Section
-from gradvac.lab.training.distributed import join
 from gradvac.lab.training.environment import choose_device, seed_everything
+from gradvac.lab.training.job import join
 from gradvac.lab.training.log import Display, RunLog
 from gradvac.lab.training.loop import DivergedError, Result, train
 from gradvac.lab.training.optimizer import OptimizerConfig
@@ -46,7 +46,7 @@ from gradvac.lab.training.settings import (
     TemperaturePhase,
     TrainConfig,
 )
-from gradvac.lab.training.stream import Prefetch, RowStream, TaskStream, TensorBatch
+from gradvac.lab.training.stream import Prefetch, RowBatch, RowStream, TaskStream, TensorBatch
 from gradvac.lab.training.weights import CheckpointError
 from gradvac.lab.training.workload import (
     FULL_BATCH,
@@ -73,6 +73,7 @@ __all__ = [
     "Prefetch",
     "RankError",
     "Result",
+    "RowBatch",
     "RowStream",
     "RunConfig",
     "RunLog",

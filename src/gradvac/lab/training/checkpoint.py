@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST, find_damage, read_manifest, write_manifest
 from gradvac.lab.training.weights import (
     SHARDS,
@@ -42,7 +41,7 @@ from gradvac.lab.training.weights import (
     read_weights,
     write_weights,
 )
-from gradvac.utils.files import TEMPORARY, sync
+from gradvac.utils.files import TEMPORARY, remove_leftovers, sync
 
 logger = logging.getLogger(__name__)
 

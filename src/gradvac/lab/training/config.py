@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from gradvac.analysis.run_files import rename_former_keys
+from gradvac.analysis.run_files import flatten, rename_former_keys
 from gradvac.utils.hints import nearest
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -165,17 +165,6 @@ def _apply(override: str, table: dict[str, Any]) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError(f"override {override}: {error}") from None
     return keys
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one: {"train": {"seed": 1}} -> {"train.seed": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 # -- mistakes --------------------------------------------------------------------------------------

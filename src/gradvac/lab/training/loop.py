@@ -18,8 +18,8 @@ from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps, step_values
 from gradvac.engine import RankError
 from gradvac.lab.training import checkpoint
-from gradvac.lab.training.distributed import Job, join
 from gradvac.lab.training.environment import StopSignals, around_forward, untouched_random_state
+from gradvac.lab.training.job import Job, join
 from gradvac.lab.training.log import Display, RunLog, after
 from gradvac.lab.training.optimizer import set_lr
 from gradvac.lab.training.parallel import unsharded

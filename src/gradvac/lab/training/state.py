@@ -8,13 +8,13 @@ from typing import Any, Generic
 
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import checkpoint, config, parallel
-from gradvac.lab.training.distributed import Job, check_batch_norm
 from gradvac.lab.training.environment import (
     random_state,
     restore_random_state,
     seed_everything,
     set_threads,
 )
+from gradvac.lab.training.job import Job, check_batch_norm
 from gradvac.lab.training.log import Meters, RunLog
 from gradvac.lab.training.optimizer import move_to_device
 from gradvac.lab.training.settings import RunConfig

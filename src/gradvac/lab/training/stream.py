@@ -9,12 +9,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from gradvac.lab.training.settings import RunConfig
+from gradvac.lab.training.environment import choose_device
+from gradvac.lab.training.settings import RunConfig, TrainConfig
 from gradvac.lab.training.workload import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.sampling import Epochs, TaskSampler, costs_by_slot
 from gradvac.sampling.epochs import Numbers
@@ -66,6 +67,54 @@ class TensorBatch(ABC):
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         changed = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch(TensorBatch):
+    """A batch whose tensors and lists have an entry for every row.
+
+    Attributes:
+        tasks: The task of every row.
+        num_tokens: Tokens that carry a loss, or rows: what the sum of the losses is divided by.
+    """
+
+    tasks: list[int]
+    num_tokens: int
+
+    def take(self, batch_slice: BatchSlice, costs: Sequence[float] | None = None) -> Self:
+        """The part of one process, which needs at least a row."""
+        if batch_slice.of == 1:
+            return self
+        rows = batch_slice.cut([1.0] * len(self.tasks) if costs is None else costs)
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        by_row = {k: value for k, value in values.items() if isinstance(value, Tensor | list)}
+        return type(self)(**values | {name: value[rows] for name, value in by_row.items()})
+
+
+def is_on_gpu(train: TrainConfig) -> bool:
+    """Whether a run trains on a GPU."""
+    return choose_device(train.device).type == "cuda"
+
+
+def has_static_shape(
+    fixed: bool | Literal["auto"], train: TrainConfig, batch_slice: BatchSlice, *, is_possible: Any
+) -> bool:
+    """Whether all batches get one size, so that a step can be recorded as a CUDA graph.
+
+    Args:
+        fixed: `batch.fixed`.
+        train: [train].
+        batch_slice: Which part of every batch this process has: true is for one process.
+        is_possible: What "auto" needs besides a GPU and `train.cuda_graph`.
+    """
+    if batch_slice.of > 1 and True in (fixed, train.cuda_graph):
+        raise ValueError(
+            f"batch.fixed: true is for one process, but {batch_slice.of} train; set it and "
+            'train.cuda_graph to "auto" or false.'
+        )
+    if fixed != "auto":
+        return fixed
+    return bool(is_possible) and train.cuda_graph is not False and is_on_gpu(train)
 
 
 class TaskStream(ABC, Generic[MadeT]):

@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from gradvac.lab.runs import PREPARED_METADATA as METADATA
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import folder_lock, remove_leftovers
 from gradvac.lab.runs.manifest import (
     MANIFEST,
     Checksum,
@@ -33,7 +32,14 @@ from gradvac.lab.runs.manifest import (
     read_manifest,
     verify_manifest,
 )
-from gradvac.utils.files import hash_of, read_json, write_bytes, write_json
+from gradvac.utils.files import (
+    folder_lock,
+    hash_of,
+    read_json,
+    remove_leftovers,
+    write_bytes,
+    write_json,
+)
 
 REPORT, STEPS = "report.json", "steps.json"
 Results = dict[str, Any]

@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from gradvac.lab.runs import RunFolder, TaskScores
-from gradvac.lab.runs.sentences import Counts, SentenceCounts, identify
+from gradvac.lab.runs.counts import Counts, SentenceCounts, identify
 from gradvac.lab.training import RunConfig, choose_device
 from gradvac.lab.training.settings import trained_settings
 
@@ -125,7 +125,7 @@ class Scorer(Generic[S]):
     Attributes:
         tasks: Task names.
         score: Scores a task.
-        formulas: Metric -> how a score follows from its counts: see `runs.sentences.FORMULAS`.
+        formulas: Metric -> how a score follows from its counts: see `runs.counts.FORMULAS`.
         summarise: Makes the scores of the run, given what `RunScores` takes.
         levels: Task -> resource level, where known.
         complete: Adds what is scored of all tasks at once.

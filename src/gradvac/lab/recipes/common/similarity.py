@@ -35,10 +35,10 @@ from gradvac.analysis import (
 )
 from gradvac.engine import split as split_model
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import remove_leftovers
 from gradvac.lab.training import RunConfig, choose_device, config
 from gradvac.lab.training.checkpoint import RunWeights, list_checkpoints, resolve_weights
 from gradvac.lab.training.settings import trained_settings, weights_hash
+from gradvac.utils.files import remove_leftovers
 
 logger = logging.getLogger(__name__)
 ENGINES = ("per_task", "one_backward")

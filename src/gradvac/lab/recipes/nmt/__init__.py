@@ -6,8 +6,7 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
 
     settings.py        the config of a run: [data], [model], [batch], [validation], [decoding]
     readers.py         sentence pairs from text, tables, JSON, TMX, Hugging Face, our own languages
-    cleaning.py        what is dropped, and the report of it
-    fingerprints.py    sentences compared by 64 bits
+    cleaning.py        what is dropped, repetitions above all, and the report of it
     data_warnings.py   the wrong language, sets that overlap
     workers.py         work on all cores, in order
     vocabulary.py      SentencePiece with a token <2xx> for every target language

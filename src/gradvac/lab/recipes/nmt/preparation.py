@@ -30,9 +30,14 @@ from gradvac.lab.recipes.common.prepared import (
     preparing,
 )
 from gradvac.lab.recipes.nmt import tokens
-from gradvac.lab.recipes.nmt.cleaning import Report, clean_pairs, keep_readable
+from gradvac.lab.recipes.nmt.cleaning import (
+    Report,
+    clean_pairs,
+    fingerprint,
+    keep_readable,
+    letters,
+)
 from gradvac.lab.recipes.nmt.data_warnings import keep_first, warn_of_languages, warn_of_overlap
-from gradvac.lab.recipes.nmt.fingerprints import fingerprint, letters
 from gradvac.lab.recipes.nmt.readers import (
     Line,
     Pair,
@@ -47,9 +52,8 @@ from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, DataConfig
 from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name, tokenise_shard
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import hash_file
 from gradvac.tasks import parse, turned
-from gradvac.utils.files import hash_of, replacing
+from gradvac.utils.files import hash_file, hash_of, replacing
 
 VOCABULARY = "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.

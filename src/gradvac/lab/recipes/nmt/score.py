@@ -25,7 +25,7 @@ from gradvac.lab.recipes.nmt.readers import read_written
 from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores
-from gradvac.lab.runs.sentences import Counts
+from gradvac.lab.runs.counts import Counts
 from gradvac.lab.training import choose_device, config
 from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE, trained_settings
 from gradvac.tasks import parse
@@ -97,7 +97,7 @@ def score_lines(lines: Sequence[str], references: Sequence[str], target: str) ->
 
 
 def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -> NDArray[np.int64]:
-    """What BLEU is made of, sentence by sentence, for `gradvac.lab.runs.sentences.bleu`: `[N, 10]`.
+    """What BLEU is made of, sentence by sentence, for `gradvac.lab.runs.counts.bleu`: `[N, 10]`.
 
     Args:
         lines: Translations.

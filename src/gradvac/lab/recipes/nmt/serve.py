@@ -24,7 +24,7 @@ _LONGEST = 1_000_000  # bytes of a request
 _JSON = "application/json"
 
 
-class RefusedError(ValueError):
+class RequestError(ValueError):
     """A request that cannot be answered, and the status to say so with."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -55,7 +55,7 @@ def serve_translator(translator: Translator, name: str, *, port: int = 0) -> Thr
             try:
                 translations = translator.translate(lines, target)
             except ValueError as error:
-                raise RefusedError(400, str(error)) from error
+                raise RequestError(400, str(error)) from error
             return {"lines": translations, "cut": translator.counts.cut - before}
 
     class Handler(LocalHandler):
@@ -70,39 +70,39 @@ def serve_translator(translator: Translator, name: str, *, port: int = 0) -> Thr
         def do_POST(self) -> None:  # noqa: N802
             try:
                 if self.path != "/translate":
-                    raise RefusedError(404, f"there is no {self.path}; POST to /translate")
+                    raise RequestError(404, f"there is no {self.path}; POST to /translate")
                 self.answer(_encode(translate(self._request())), _JSON)
-            except RefusedError as refused:
+            except RequestError as refused:
                 self.close_connection = True  # what it sent may not have been read
                 self.answer(_encode({"error": str(refused)}), _JSON, refused.status)
 
         def _request(self) -> Any:
             # Pages of other sites cannot send this type without asking first, which gets no answer.
             if self.headers.get_content_type() != _JSON:
-                raise RefusedError(415, f"Content-Type: must be {_JSON}")
+                raise RequestError(415, f"Content-Type: must be {_JSON}")
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal():
-                raise RefusedError(411, "Content-Length: is missing")
+                raise RequestError(411, "Content-Length: is missing")
             if len(length) > len(str(_LONGEST)) or int(length) > _LONGEST:
-                raise RefusedError(413, f"at most {_LONGEST:,} bytes at a time")
+                raise RequestError(413, f"at most {_LONGEST:,} bytes at a time")
             try:
                 return json.loads(self.rfile.read(int(length)))
             except (ValueError, RecursionError) as error:
-                raise RefusedError(400, f"is not JSON: {error}") from error
+                raise RequestError(400, f"is not JSON: {error}") from error
 
     return ThreadingHTTPServer((HOST, port), Handler)
 
 
 def _read(request: Any) -> tuple[list[str], str]:
     if not isinstance(request, dict) or set(request) != {"lines", "to"}:
-        raise RefusedError(400, 'must be {"lines": ["..."], "to": "xx"}')
+        raise RequestError(400, 'must be {"lines": ["..."], "to": "xx"}')
     lines, target = request["lines"], request["to"]
     if not (isinstance(lines, list) and all(isinstance(line, str) for line in lines)):
-        raise RefusedError(400, "lines: must be a list of strings")
+        raise RequestError(400, "lines: must be a list of strings")
     if any("\ud800" <= letter <= "\udfff" for line in lines for letter in line):
-        raise RefusedError(400, "lines: half of a surrogate pair is no letter")
+        raise RequestError(400, "lines: half of a surrogate pair is no letter")
     if not isinstance(target, str):
-        raise RefusedError(400, "to: must be the code of a language")
+        raise RequestError(400, "to: must be the code of a language")
     return lines, target
 
 

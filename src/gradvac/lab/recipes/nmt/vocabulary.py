@@ -14,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 from pydantic import Field
 
-from gradvac.lab.recipes.nmt.fingerprints import SeenFingerprints, fingerprint
+from gradvac.lab.recipes.nmt.cleaning import SeenFingerprints, fingerprint
 from gradvac.lab.recipes.nmt.readers import read_written
 from gradvac.lab.recipes.nmt.workers import chunks
 from gradvac.lab.runs import RunFolder

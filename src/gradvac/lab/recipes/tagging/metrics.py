@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gradvac.lab.runs.sentences import Counts
+from gradvac.lab.runs.counts import Counts
 
 Kind = Literal["ner", "pos"]
 Tags = Sequence[str]

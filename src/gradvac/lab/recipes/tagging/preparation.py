@@ -36,8 +36,7 @@ from gradvac.lab.recipes.tagging.settings import (
     rename_tag,
     unseen_labels,
 )
-from gradvac.lab.runs.locks import hash_file
-from gradvac.utils.files import hash_of, replacing, write_text
+from gradvac.utils.files import hash_file, hash_of, replacing, write_text
 
 # These choose among what was prepared, or say where things are; they do not change it.
 _IRRELEVANT = {"prepared", "root", "resource_levels"}

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
 from gradvac.lab.messages import log_to
-from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
 from gradvac.lab.recipes.common.similarity import MeasuredSet, Numbers, measure_run
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL, load_model, load_tokenizer
@@ -52,6 +51,7 @@ from gradvac.lab.training import (
     seed_everything,
     train,
 )
+from gradvac.lab.training.stream import has_static_shape, is_on_gpu
 
 _FEWEST_WINDOWS = 10  # of a language, to compare gradients
 

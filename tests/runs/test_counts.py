@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from gradvac.lab.recipes.nmt.score import count_ngrams
 from gradvac.lab.recipes.tagging.metrics import count_all, score_tags
-from gradvac.lab.runs.sentences import (
+from gradvac.lab.runs.counts import (
     SentenceCounts,
     bleu,
     f1,

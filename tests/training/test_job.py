@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradvac.lab.training import BatchSlice, join
-from gradvac.lab.training.distributed import Job
+from gradvac.lab.training.job import Job
 
 from ..drivers import run_driver
 

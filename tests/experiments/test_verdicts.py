@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gradvac.analysis.statistics import holm
-from gradvac.lab.experiments.statistics import Scored, Spread, _levels, difference, spread
-from gradvac.lab.runs.sentences import f1
+from gradvac.lab.experiments.verdicts import Scored, Spread, _levels, difference, spread
+from gradvac.lab.runs.counts import f1
 
 SENTENCES, DRAWINGS = 60, 60
 
