@@ -118,7 +118,28 @@ def test_one_measurement_says_nothing_about_its_noise() -> None:
     few = advise([recorded(0, 6, kin=0.7)])
     assert not few.promised.any()
     assert few.groups == ()
-    assert "Cannot be told" in " ".join(describe_advice(few, {}))
+    said = " ".join(describe_advice(few, {}))
+    assert "Cannot be told, for lack of independent records: companions of a, b" in said
+    assert "Groups are not tested" in said
+
+
+def test_what_is_too_small_to_print_is_not_advised() -> None:
+    """Relatives are closer by 0.004, and long records leave no doubt about it."""
+    advice = advise([recorded(0, 400, kin=0.09, noise=0.3)])
+    assert 0 < np.nanmax(advice.advantage) < 0.01
+    assert not advice.promised.any()
+    assert advice.groups == ()
+    assert "No groups matter" in " ".join(describe_advice(advice, {}))
+
+
+def test_groups_of_six_tasks_are_not_tested() -> None:
+    """They can be shuffled in too few ways: no p-value would be below .05."""
+    six = structure.record_of(tuple("abcdef"), batches(0, 60, kin=0.7)[:, :, :6])
+    advice = advise([six])
+    assert advice.promised.any()
+    assert advice.groups == ()
+    assert "Groups are not tested: that takes 7 tasks" in " ".join(describe_advice(advice, {}))
+    assert len(advise([six], num_groups=3).groups) == 3
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -37,7 +37,7 @@ from gradvac.analysis.grouping import Groups, best_groups
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
-from gradvac.analysis.statistics import holm
+from gradvac.analysis.statistics import LEAST, holm, without_factors
 from gradvac.engine.components import DECODER, side_of
 
 Matrix = NDArray[np.float64]
@@ -59,12 +59,13 @@ LAST_FIFTH = (
 _SIGNIFICANT = 0.05
 _MOST_STRETCHES, _FEWEST_STRETCHES = 20, 4
 _FEWEST_TASKS = 3  # with two there is nobody to be better than
-_FEWEST_IN_GROUPS, _MOST_IN_GROUPS, _MOST_GROUPS = 4, 200, 8
+_FEWEST_IN_GROUPS, _MOST_GROUPS = 4, 8
+_FEWEST_TESTED = 7  # six can be shuffled into groups in too few ways for p < .05
+_MOST_IN_GROUPS = 200  # for more, a search would take hours
 _MOST_NAMED, _MOST_TASKS = 5, 20  # companions of a task, and tasks, that a sentence names
 _PART_OF_BEST = 0.5
 _ENOUGH = 0.9  # of the largest gain: then fewer groups, which share more
 _NUM_PERMUTATIONS, _SEED = 199, 0
-_NUM_ROUNDS = 100
 _FEW_STARTS, _STARTS_OF_TASKS = 20, 600  # for what is only compared
 
 
@@ -88,7 +89,7 @@ class Advice:
         advantage: `[T, T]`: of task j as a companion of task i.
         reach: `[T, T]`; NaN where nothing is known of the noise.
         promised: `[T, T]`.
-        groups: Tasks of every group; empty if none are told from chance.
+        groups: Tasks of every group; empty if none stand out.
         p_value: Of groups like these if tasks were all alike; NaN without a test.
         source: What it is read off.
     """
@@ -193,7 +194,7 @@ def advise(
         predicted,
         advantage,
         float(student.ppf(0.975, max(1, freedom))) * error,
-        certain & stable & (predicted > 0) & (advantage >= _PART_OF_BEST * best),
+        certain & stable & (predicted > 0) & (advantage >= np.maximum(_PART_OF_BEST * best, LEAST)),
         tuple(tuple(tasks[i] for i in group) for group in groups),
         p_value,
         _described(runs, side),
@@ -235,7 +236,9 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
     others = _and_others(len(told) - _MOST_TASKS, "task")
     said = [f"Learn together: {'; '.join(told[:_MOST_TASKS])}{others}."] if told else []
     if rest:
-        said.append(f"Cannot be told from chance: companions of {named(rest)}.")
+        untested = np.isnan(advice.reach).all()
+        why = ", for lack of independent records" if untested else " from chance"
+        said.append(f"Cannot be told{why}: companions of {named(rest)}.")
     chance = "" if np.isnan(advice.p_value) else f" (p = {advice.p_value:.3f})"
     if advice.groups:
         parts = "; ".join(named(group) for group in advice.groups)
@@ -249,8 +252,14 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
         said.append(
             f"Groups are looked for among up to {_MOST_IN_GROUPS} tasks; --groups asks for more."
         )
+    elif np.isnan(advice.p_value):
+        said.append(
+            f"Groups are not tested: that takes {_FEWEST_TESTED} tasks, all of whose pairs are "
+            "known, and enough independent records."
+        )
     else:
-        said.append(f"No groups are told from chance{chance}: train all tasks in one model.")
+        why = "matter" if advice.p_value < _SIGNIFICANT else "are told from chance"
+        said.append(f"No groups {why}{chance}: train all tasks in one model.")
     return [*said, TRUST, LAST_FIFTH]
 
 
@@ -323,8 +332,8 @@ def _of_record(record: Record, chosen: list[bool]) -> _Evidence:
     if num < _FEWEST_STRETCHES:
         return _Evidence(mean, advantage, np.full_like(mean, np.nan), 0, halves, halves)
     stretches = np.array_split(np.arange(len(every)), num)
-    without = [_beyond_product(_mean(np.delete(every, part, axis=0))) for part in stretches]
-    single = num * advantage - (num - 1) * np.stack(without)  # the jackknife's pseudo-values
+    without = np.stack([_mean(np.delete(every, part, axis=0)) for part in stretches])
+    single = num * advantage - (num - 1) * _beyond_product(without)  # the jackknife's pseudo-values
     error, counted = _error_of_mean(single)
     if counted < _FEWEST_STRETCHES:
         return _Evidence(mean, advantage, np.full_like(mean, np.nan), 0, halves, halves)
@@ -416,22 +425,8 @@ def _above_others(values: Matrix) -> Matrix:
 
 
 def _beyond_product(values: Matrix) -> Matrix:
-    """What remains of cosines `[T, T]` beyond a_i a_j, the factors having the same row sums.
-
-    Solved by a_i <- (sum over j of c_ij) / (sum over j of a_j), both without i. Without a
-    similarity on the whole there is nothing that noise could have made smaller.
-    """
-    known = ~np.isnan(values)
-    filled, sums = np.nan_to_num(values), np.nansum(values, axis=1)
-    if sums.sum() <= 0:
-        return values
-    factors = np.full(len(values), np.sqrt(sums.sum() / max(1, known.sum())))
-    for _ in range(_NUM_ROUNDS):
-        others = known @ factors
-        new = np.divide(sums, others, out=np.zeros_like(sums), where=others > 0)
-        factors = (factors + np.maximum(new, 0.0)) / 2
-    left: Matrix = np.where(known, filled - factors[:, None] * factors, np.nan)
-    return left
+    """What remains of cosines `[..., T, T]` beyond one factor per task, which noise can make."""
+    return np.asarray(without_factors(values), np.float64)
 
 
 def _grouped(
@@ -443,7 +438,7 @@ def _grouped(
     """
     halves = [_symmetric(np.mean(part, axis=0)) for part in (first, second) if len(part)]
     num = len(halves[0])
-    if num_groups is None and num > _MOST_IN_GROUPS:  # a search would take hours
+    if num_groups is None and not (told and _FEWEST_TESTED <= num <= _MOST_IN_GROUPS):
         return (), np.nan
     if num < _FEWEST_IN_GROUPS or any(np.isnan(half).any() for half in halves):
         if num_groups is not None:
@@ -464,7 +459,8 @@ def _grouped(
     found = gains(np.arange(num))
     by_chance = [gains(draw.permutation(num)).max() for _ in range(_NUM_PERMUTATIONS)]
     p_value = (1 + sum(g >= found.max() for g in by_chance)) / (1 + _NUM_PERMUTATIONS)
-    if num_groups is None and not (told and p_value < _SIGNIFICANT and found.max() > 0):
+    each = found.max() / (2 * num)  # of both halves
+    if num_groups is None and not (p_value < _SIGNIFICANT and each >= LEAST):
         return (), p_value
     number = next(
         n for n, gain in zip(numbers, found, strict=True) if gain >= _ENOUGH * found.max()
