@@ -141,6 +141,10 @@ def test_one_sentence_per_task() -> None:
     assert (
         "Of 6 pairs of a task and another, 3 are clearly predicted to help and 2 to harm" in said[0]
     )
+    opposed = replace(influence, values=values * [1, 1, 4], totals=np.array([13.0, 2.0, -1.0]))
+    assert describe_progress(opposed)[1].text == (
+        "Help and harm nearly cancel, so that no shares are given: en-mr."
+    )
     unsure = replace(influence, p_values=certain + 1, total_p_values=certain[0] + 1)
     maybe = replace(unsure, total_p_values=certain[0])
     assert "en-fr (-25%, can be chance)" in describe_progress(maybe)[1].text

@@ -109,6 +109,44 @@ def test_equal_pairs_have_no_extremes() -> None:
     assert "The average cosine of two tasks is 0.30, and all pairs about the same." in text
 
 
+def test_extremes_that_print_alike_are_no_extremes() -> None:
+    values = np.full((1, 4, 7, 7), 0.9160)
+    values[..., 0, 1] = values[..., 1, 0] = 0.9245
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "The average cosine of two tasks is 0.92, and all pairs about the same." in text
+
+
+def test_identical_tasks_and_tasks_without_gradient_say_no_nan() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    known = KnownDistances(tuple(tasks), far_apart(), "any distance")
+    same = summary_text(run_with(np.ones((3, 4, 7, 7)), tasks, distances=known))
+    values = related(0.5, 0.1)[None, None].repeat(4, axis=1)
+    values[..., 4, :] = values[..., :, 4] = np.nan  # Polish has no gradient, Czech no relative
+    absent = summary_text(run_with(values, tasks, distances=known))
+    assert "nan" not in same
+    assert "nan" not in absent
+    assert "Western European languages share 0.50" in absent
+
+
+def test_what_is_clear_and_small_is_not_called_chance() -> None:
+    values = related(0.504, 0.5)[None, None].repeat(4, axis=1)
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "Languages of one family against others, too small to matter: 0.50 against 0.50" in text
+    assert "others, not beyond chance" not in text
+
+
+def test_a_claim_never_contradicts_its_numbers() -> None:
+    """A slope over layers that rises, though the last layer is below the first."""
+    run = make_run(codes=CODES, recorded=False, bleu=None)
+    by_layer = np.linspace(0.1, 0.8, 40)
+    by_layer[[0, -1]] = 0.6, 0.55
+    draw = np.random.default_rng(0).normal(0, 0.01, (7, 7))
+    values = (by_layer[:, None, None] + draw + draw.T)[None]
+    names = tuple(f"layers.{n}" for n in range(40))
+    found = Similarities(run.tasks, names, np.array([1]), values.astype(np.float32))
+    assert "rises with depth" not in summary_text(replace(run, measured=(found,)))
+
+
 def test_too_few_tasks_for_a_test() -> None:
     values = related(0.5, 0.1)[None, None].repeat(4, axis=1)
     keep = [0, 1, 3, 4]

@@ -254,7 +254,8 @@ def against_distance(
         where = [known.tasks.index(task) for task in tasks]
         matrix = side_matrix(similarities, subset.side, tasks)
         distances = np.where(np.isnan(matrix), np.nan, known.values[np.ix_(where, where)])
-        if len(set(pair_values(distances))) > 1:  # equal distances correlate with nothing
+        matrix = np.where(np.isnan(distances), np.nan, matrix)
+        if all(len(set(pair_values(one))) > 1 for one in (matrix, distances)):  # else there is no r
             with_distances.append((replace(subset, tasks=tasks), matrix, distances))
     return with_distances
 

@@ -23,13 +23,14 @@ FAMILIES, DISTANCE, PAIRS = "Relatives", "Distance", "Pairs"
 DIRECTION, SIDES = "Direction", "Encoder and decoder"
 DEPTH, TIME, NOISE, SCORES = "Depth", "Time", "Reliability", "Scores"
 RULE, INFLUENCE = "Rule", "Help and harm"
-_SAME = 0.005  # the digits shown would be the same
 _SAME_UPDATE = 1e-5
 _MOST_HELPERS = 3
 _MOST_PROGRESS = 60  # tasks
+_MOST_CANCELLED = 2  # a part may be twice of the whole, if others take it back
 _WORTH_NAMING = 0.005  # of a task's progress
 _LEAST_P = 1e-4  # permutations tell no smaller ones, so these are equally clear
 SIGNIFICANT = 0.05
+NOT_TESTED = "not tested"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,10 @@ def run_headline(run: Run, said: Sequence[Statement]) -> Statement:
     pairs = describe_pairs(main)[0].text
     share = _conflict_share(run)
     if not np.isnan(share):
-        pairs += f" In {share:.0%} of cases, two tasks were in conflict in a training batch."
+        pairs += (
+            f" In {share:.0%} of cases, two tasks were in conflict in a training batch, whose "
+            "noise moves cosines to both sides of 0."
+        )
     tested = [one for one in said if not np.isnan(one.p_value)]
     kinds = {one.about for one in tested}
     # What is known of the tasks is asked first; one question, since few tasks leave few p-values.
@@ -222,17 +226,18 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
             f"others{where(subset)}: {means}"
         )
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
-        few = f"; with so few {noun.lower()} p cannot be below {least:.2f}" if least >= 0.05 else ""
+        few = ""
+        if least >= SIGNIFICANT:
+            few = f"; with so few {noun.lower()} p cannot be below {least:.2f}"
+        told = min(abs(difference), shown) if difference * (within - between) > 0 else 0.0
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
-        told = difference if difference * (within - between) > 0 else 0.0
-        told = np.copysign(min(abs(told), shown), told)
-        findings.append(Finding(claim, numbers, p_value, float(told), apart))
+        findings.append(Finding(claim, numbers, p_value, told, apart))
     return findings
 
 
 def _shown(first: float, second: float) -> float:
     """The difference that a reader of two digits subtracts."""
-    return abs(round(first, 2) - round(second, 2))
+    return round(abs(round(float(first), 2) - round(float(second), 2)), 2)
 
 
 def describe_families(main: Similarities, run: Run) -> list[Statement]:
@@ -252,8 +257,7 @@ def describe_families(main: Similarities, run: Run) -> list[Statement]:
         members = {
             name: [t for t, f in zip(tasks, families, strict=True) if f == name] for name in large
         }
-        if members:
-            found.append(Statement(FAMILIES, _shares(main, members, noun, way(direction))))
+        found += _shares(main, members, noun, way(direction))
     unknown = [task for task in main.tasks if not run.families.get(task)]
     if unknown:
         text = f"Of no known family, and left out of this: {listed(unknown)} (see --families)."
@@ -267,7 +271,7 @@ def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     for subset, matrix, distances in views.against_distance(main, run.distances):
         pattern = views.side_pattern(main, subset.side, subset.tasks)
         tested, p_value = statistics.mantel(pattern, statistics.without_task_means(distances))
-        values = views.pair_values(np.where(np.isnan(distances), np.nan, matrix))
+        values = views.pair_values(matrix)
         r = float(np.corrcoef(values, views.pair_values(distances))[0, 1])
         rise = abs(r) * float(values.std()) * 4 * (tested * r > 0)  # from the nearest to the rest
         assert run.distances is not None
@@ -297,21 +301,27 @@ def _describe_findings(about: str, findings: list[Finding], what: str) -> list[S
     A difference that two digits do not show is no finding, however clear it is.
     """
     adjusted = statistics.holm([one.p_value for one in findings])
-    found, rest, untested = list[Statement](), list[str](), list[str]()
+    found, rest = list[Statement](), dict[str, list[str]]()
     for one, p_value in zip(findings, adjusted, strict=True):
-        if is_clear(p_value) and abs(one.difference) >= statistics.LEAST - 1e-9:
+        if is_clear(p_value) and one.difference >= statistics.LEAST:
             text = f"{one.claim} ({one.interval}{p_text(p_value)})."
             found.append(Statement(about, text, claims=True, p_value=p_value))
-        elif is_clear(p_value):
-            rest.append(f"{one.numbers}, a difference too small to matter")
         else:
-            (untested if np.isnan(p_value) else rest).append(one.numbers)
-    if rest:
-        text = f"{what}, not beyond chance: {'; '.join(rest)}."
-        found.append(Statement(about, text, p_value=float(np.nanmax(adjusted))))
-    if untested:
-        found.append(Statement(about, f"{what}, not tested: {'; '.join(untested)}."))
+            among = is_clear(one.p_value) and not is_clear(p_value)
+            numbers = one.numbers + f", which {len(findings)} such tests allow" * among
+            rest.setdefault(_why_no_claim(p_value), []).append(numbers)
+    for why, parts in rest.items():
+        text = f"{what}, {why}: {'; '.join(parts)}."
+        p_value = float("nan") if why == NOT_TESTED else float(np.nanmax(adjusted))
+        found.append(Statement(about, text, p_value=p_value))
     return found
+
+
+def _why_no_claim(p_value: float) -> str:
+    """Why a sentence gives numbers alone."""
+    if np.isnan(p_value):
+        return NOT_TESTED
+    return "too small to matter" if is_clear(p_value) else "not beyond chance"
 
 
 def _why_no_contrast(main: Similarities, run: Run) -> str:
@@ -324,21 +334,28 @@ def _why_no_contrast(main: Similarities, run: Run) -> str:
     return "Too few pairs are known to compare families."
 
 
-def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suffix: str) -> str:
+def _shares(
+    main: Similarities, members: Mapping[str, list[str]], noun: str, suffix: str
+) -> list[Statement]:
     """The mean cosines inside the most and the least similar families."""
     sides = views.sides_of(main)
     shared = {
         name: {side: views.pair_mean(views.side_matrix(main, side, tasks)) for side in sides}
         for name, tasks in members.items()
     }
-    ranked = sorted(shared, key=lambda name: -np.nan_to_num(max(shared[name].values()), nan=-9))
+    known = {
+        name: by_side for name, by_side in shared.items() if not np.isnan([*by_side.values()]).any()
+    }
+    ranked = sorted(known, key=lambda name: -max(known[name].values()))
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
     parts = [
         f"among {name} {noun} "
-        + ", ".join(f"{value:z.2f}{inside(side)}" for side, value in shared[name].items())
+        + ", ".join(f"{value:z.2f}{inside(side)}" for side, value in known[name].items())
         for name in shown
     ]
-    return f"Average cosine similarity: {'; '.join(parts)}{suffix}."
+    if not parts:
+        return []
+    return [Statement(FAMILIES, f"Average cosine similarity: {'; '.join(parts)}{suffix}.")]
 
 
 def _noun(main: Similarities) -> str:
@@ -359,7 +376,7 @@ def describe_pairs(main: Similarities) -> list[Statement]:
     mean = f"The average cosine of two tasks is {known.mean():z.2f}"
     if len(known) == 1:
         return [Statement(PAIRS, f"{mean}: there is only one pair, {name(best)}.")]
-    if known.max() - known.min() < _SAME:
+    if _shown(known.max(), known.min()) < statistics.LEAST:
         return [Statement(PAIRS, f"{mean}, and all pairs about the same.")]
     below = int((known < 0).sum())
     low = f"{below} of {len(known)} pairs are below 0" if below else "no pair is below 0"
@@ -421,10 +438,10 @@ def _difference_finding(
     means = f"{change.second:z.2f} against {change.first:z.2f}"
     numbers = f"{means}{suffix} ({interval})"
     claimed = f"{change.first:z.2f} against {change.second:z.2f}" if turned else means
-    shown = _shown(change.first, change.second)
-    return [
-        Finding(f"{claim}: {claimed}", numbers, change.difference.p_value, shown, f"{interval}, ")
-    ]
+    shown, p_value = _shown(change.first, change.second), change.difference.p_value
+    if (change.second - change.first) * change.difference.mean < 0:
+        shown = 0.0  # tasks that come and go: the means would say the contrary
+    return [Finding(f"{claim}: {claimed}", numbers, p_value, shown, f"{interval}, ")]
 
 
 def _sampled(main: Similarities) -> str:
@@ -453,14 +470,14 @@ def describe_depth(main: Similarities) -> list[Statement]:
                 tests.append(statistics.depth(layers, over=_sampled(main)))
     slopes, bends = [t.slope_p_value for t in tests], [t.bend_p_value for t in tests]
     adjusted = statistics.holm([*slopes, *bends])
-    found, rest, untested = list[Statement](), list[str](), list[str]()
+    found, rest = list[Statement](), dict[str, list[str]]()
     for n, ((name, means), test) in enumerate(zip(profiles, tests, strict=True)):
         slope, bend = adjusted[n], adjusted[len(tests) + n]
         (first, start), (last, end) = means[0], means[-1]
         text = f"{start:z.2f} in layer {first}, {end:z.2f} in layer {last}"
         ends, inner = (start + end) / 2, float(np.mean([mean for _, mean in means[1:-1] or means]))
         is_bend = is_clear(bend) and not (is_clear(slope) and slope <= bend)
-        if is_bend and _shown(ends, inner) >= statistics.LEAST:
+        if is_bend and _shown(ends, inner) >= statistics.LEAST and test.bend * (inner - ends) > 0:
             how = "more" if test.bend > 0 else "less"
             text = (
                 f"The middle layers of the {name} are {how} similar than its first and last "
@@ -468,19 +485,23 @@ def describe_depth(main: Similarities) -> list[Statement]:
                 f"{p_text(bend)}{_of_batches(main)})."
             )
             found.append(Statement(DEPTH, text, claims=True, p_value=bend))
-        elif is_clear(slope) and _shown(start, end) >= statistics.LEAST:
+        elif (
+            is_clear(slope)
+            and _shown(start, end) >= statistics.LEAST
+            and test.slope * (end - start) > 0
+        ):
             verb = "rises" if test.slope > 0 else "falls"
             test_text = f"{p_text(slope)}{_of_batches(main)}"
             text = f"Similarity {verb} with depth in the {name}: {text} ({test_text})."
             found.append(Statement(DEPTH, text, claims=True, p_value=slope))
         else:
-            (untested if np.isnan(slope) else rest).append(f"{text} of the {name}")
-    if rest:
-        text = f"By depth, no trend beyond chance: {'; '.join(rest)}."
-        found.append(Statement(DEPTH, text, p_value=float(np.nanmax(adjusted))))
-    if untested:
-        text = f"By depth, not tested (too few layers or records): {'; '.join(untested)}."
-        found.append(Statement(DEPTH, text))
+            why = _why_no_claim(slope)
+            rest.setdefault(why, []).append(f"{text} of the {name}")
+    for why, parts in rest.items():
+        p_value = float("nan") if why == NOT_TESTED else float(np.nanmax(adjusted))
+        what = f"{why} (too few layers or records)" if why == NOT_TESTED else f"a trend {why}"
+        text = f"By depth, {what}: {'; '.join(parts)}."
+        found.append(Statement(DEPTH, text, p_value=p_value))
     return found
 
 
@@ -498,7 +519,9 @@ def describe_time(main: Similarities) -> list[Statement]:
         test = f"{p_text(p_value)}{_of_batches(main)}"
         text = f"Similarity {verb} in training, within pairs: {means} ({test})."
         return [Statement(TIME, text, claims=True, p_value=p_value)]
-    what = "not tested (too few independent steps)" if np.isnan(p_value) else "no trend"
+    what = "a trend " + _why_no_claim(p_value)
+    if np.isnan(p_value):
+        what = f"{NOT_TESTED} (too few independent steps)"
     return [Statement(TIME, f"Over steps, {what}: {means} ({p_text(p_value)}).", p_value=p_value)]
 
 
@@ -618,7 +641,10 @@ def describe_influence(influence: statistics.Influence) -> list[Statement]:
     labels = task_names.labels(influence.tasks)
     num = len(labels)
     if np.isnan(influence.p_values[~np.eye(num, dtype=bool)]).all():
-        text = "Whether tasks help or harm each other is not tested: there are too few records."
+        text = (
+            "Whether tasks help or harm each other is not tested: there are too few records of "
+            "two tasks with a gradient."
+        )
         return [Statement(INFLUENCE, text)]
     helpful, harmful = _clear_pairs(influence, 1), _clear_pairs(influence, -1)
     text = (
@@ -654,7 +680,9 @@ def describe_progress(
     labels = [(names or {}).get(task, task) for task in influence.tasks]
     if len(set(labels)) < len(labels):  # one language, both ways
         labels = list(influence.tasks)
-    clear, harm = _tasks_that_move(influence, 1), set(_clear_pairs(influence, -1))
+    most = _MOST_CANCELLED * influence.totals
+    moving, harm = _tasks_that_move(influence, 1), set(_clear_pairs(influence, -1))
+    clear = [i for i in moving if np.nanmax(influence.values[i]) <= most[i]]
     found = [
         Statement(labels[task], _parts(influence, labels, task, harm))
         for task in clear[:_MOST_PROGRESS]
@@ -662,7 +690,11 @@ def describe_progress(
     if len(clear) > _MOST_PROGRESS:
         text = f"So do {count(len(clear) - _MOST_PROGRESS, 'task')} more, not listed here."
         found.append(Statement("", text))
-    rest = [label for task, label in enumerate(labels) if task not in clear]
+    cancelled = [labels[task] for task in moving if task not in clear]
+    if cancelled:
+        text = f"Help and harm nearly cancel, so that no shares are given: {listed(cancelled, 12)}."
+        found.append(Statement("", text))
+    rest = [label for task, label in enumerate(labels) if task not in moving]
     if rest:  # shares of a total near 0 would be large and mean nothing
         text = f"No shares are given where progress is not clear: {listed(rest, 12)}."
         found.append(Statement("", text))
@@ -766,13 +798,9 @@ def _verdict(about: str, comparison: statistics.SimilarityComparison, second: st
     num = len(comparison.tasks)
     text = f"{change.second:z.2f} against {change.first:z.2f}"
     text += f", {range_text(change.difference)}, one seed each"
-    if np.isnan(change.difference.p_value):
-        return Statement(about, f"Similarity over their {num} tasks, not tested: {text}.")
-    if (
-        not is_clear(change.difference.p_value)
-        or _shown(change.first, change.second) < statistics.LEAST
-    ):
-        text = f"Similarity over their {num} tasks, not beyond chance: {text}."
+    p_value = change.difference.p_value
+    if not is_clear(p_value) or _shown(change.first, change.second) < statistics.LEAST:
+        text = f"Similarity over their {num} tasks, {_why_no_claim(p_value)}: {text}."
         return Statement(about, text)
     more = "more" if change.difference.mean > 0 else "less"
     return Statement(
