@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gradvac.lab.recipes.nmt import (
     Size,
     Transformer,
     make_batch,
+    prepare_corpus,
     train_translation,
 )
 from gradvac.lab.training import Display
@@ -131,6 +133,20 @@ def toy_config(toy_folder: Path, tmp_path: Path) -> Callable[..., NmtConfig]:
         return make_config(toy_folder, tmp_path / "prepared", sections)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def toy_prepared(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What preparing the toy corpus makes, with the usual settings."""
+    folder = tmp_path_factory.mktemp("prepared") / "toy"
+    prepare_corpus(make_config(toy_folder, folder, {}).data)
+    return folder
+
+
+@pytest.fixture
+def is_prepared(toy_prepared: Path, tmp_path: Path) -> None:
+    """The data of `toy_config` are there, for tests that are not about preparing them."""
+    shutil.copytree(toy_prepared, tmp_path / "prepared")
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ NAMES = {
 }
 
 
+@pytest.mark.usefixtures("is_prepared")
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_refused_and_mended(toy_config: Build, name: str) -> None:
     config = toy_config().data
@@ -101,6 +102,7 @@ def test_damage_is_refused_and_mended(toy_config: Build, name: str) -> None:
         assert contents(config.prepared) == expected, harm
 
 
+@pytest.mark.usefixtures("is_prepared")
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"[" * 100_000, b"\xff\xfe"])
 @pytest.mark.parametrize("name", ["prepared.json", "manifest.json"])
 def test_a_damaged_manifest_is_refused_and_mended(
@@ -118,6 +120,7 @@ def test_a_damaged_manifest_is_refused_and_mended(
         assert prepare_corpus(config).sizes == whole.sizes
 
 
+@pytest.mark.usefixtures("is_prepared")
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"steps": {"vocabulary": {"key": 1}}}'])
 def test_damaged_notes_make_the_steps_again(toy_config: Build, content: bytes) -> None:
     config = toy_config().data
@@ -131,6 +134,7 @@ def test_damaged_notes_make_the_steps_again(toy_config: Build, content: bytes) -
     assert contents(config.prepared) == expected
 
 
+@pytest.mark.usefixtures("is_prepared")
 @pytest.mark.parametrize("place", ["preparation.learn", "tokens.TokenWriter"])
 def test_other_settings_killed_half_way_leave_no_prepared_data(
     toy_config: Build, monkeypatch: pytest.MonkeyPatch, place: str

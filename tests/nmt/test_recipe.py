@@ -17,6 +17,7 @@ from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
 
 Build = Callable[..., NmtConfig]
+pytestmark = pytest.mark.usefixtures("is_prepared")
 
 
 def build_recipe(config: NmtConfig) -> TranslationWorkload:
@@ -185,7 +186,8 @@ def test_another_vocabulary_is_not_put_into_a_run(
 def test_a_language_smaller_than_a_batch_trains(
     toy_config: Build, tmp_path: Path, quiet: Display
 ) -> None:
-    config = toy_config(data={"limit": {"yy": 2}}, train={"max_steps": 3})
+    data = {"limit": {"yy": 2}, "prepared": str(tmp_path / "own")}
+    config = toy_config(data=data, train={"max_steps": 3})
     result = train_translation(config, tmp_path / "run", display=quiet)
     assert result.step == 3
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,19 +139,12 @@ def require_same(found: Done, written: Done, again: Done, limit: float) -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=atol, equal_nan=True)
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data that are prepared once for all tests."""
-    return tmp_path_factory.mktemp("recorded") / "prepared"
-
-
 @pytest.fixture
-def settings(toy_config: Callable[..., NmtConfig], prepared: Path) -> Callable[..., NmtConfig]:
+def settings(toy_config: Callable[..., NmtConfig], is_prepared: None) -> Callable[..., NmtConfig]:
     """Builds a config by rule and what [train] has."""
 
     def build(rule: str, **train: Any) -> NmtConfig:
         return toy_config(
-            data={"prepared": str(prepared)},
             model={"dropout": 0.1},
             batch={"fixed": True},
             align={"rule": rule},

@@ -77,6 +77,7 @@ def test_chunks_change_nothing(
     assert torch.allclose(whole.embedding.weight.grad, cut.embedding.weight.grad)
 
 
+@pytest.mark.usefixtures("is_prepared")
 @pytest.mark.parametrize("rule", ["none", "gradvac"])
 def test_runs_continue_exactly(
     toy_config: Build,
@@ -105,6 +106,7 @@ def test_runs_continue_exactly(
     assert not all(torch.equal(value, alone[name]) for name, value in whole.items())
 
 
+@pytest.mark.usefixtures("is_prepared")
 def test_what_cannot_be_taught_is_refused(toy_config: Build) -> None:
     taught = {"teacher_weight": 0.5}
     with pytest.raises(ValueError, match=r"teacher_weight needs .*validate_every"):
