@@ -117,6 +117,12 @@ def test_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
         checkpoint.latest(tmp_path)
 
 
+def test_a_checkpoint_that_a_process_does_not_see_is_not_called_damaged(tmp_path: Path) -> None:
+    """Its storage is not shared: removing the checkpoint would be bad advice."""
+    with pytest.raises(FileNotFoundError):
+        checkpoint.Checkpoint(tmp_path / "step-00000010", 10).state()
+
+
 def test_a_pickle_in_place_of_the_state_is_refused_in_words(tmp_path: Path) -> None:
     """It runs no code; with a manifest that lists it, no checksum tells."""
     save(tmp_path, 10)

@@ -104,6 +104,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             num_rows=num_rows,
         )
         self._first_epoch: int | None = 0  # what callers count as 0; None: not known yet
+        self._known: tuple[int, list[int]]  # a batch, and the rows drawn of every task before it
         self._restore(0, [0] * len(sizes))
 
     def __len__(self) -> int:

@@ -67,6 +67,8 @@ class Checkpoint:
         path = self.path / STATE
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise  # storage that this process does not see: not for removing
         except Exception as error:  # whatever somebody put there
             raise CheckpointError(
                 f"{path}: holds no state of a training, though it is what the manifest lists; "
