@@ -129,10 +129,6 @@ class TaskSampler:
     def draw_rows(self, num: int, *, step: int) -> tuple[Counts, Counts | None]:
         """Draw how many rows of a batch each task gets.
 
-        Args:
-            num: Rows of the batch.
-            step: As in `draw`.
-
         Returns:
             Rows of every task, and the slots it drew (None: there are none), `[T]` each.
         """

@@ -36,12 +36,7 @@ _LEAST_PACKED = 0.3  # characters a cosine takes at the very least: where to beg
 
 
 def page_data(runs: Sequence[Run], metric: str) -> dict[str, Any]:
-    """Everything the scripts of the page need.
-
-    Args:
-        runs: All runs of the page.
-        metric: Of their scores.
-    """
+    """Everything the scripts of the page need."""
     shown = views.for_maps(runs)
     drawn = {
         "layers-plot": pictures.layer_plot(runs),

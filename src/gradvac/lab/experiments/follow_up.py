@@ -91,14 +91,7 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
 
 
 def last_alone(targets: Sequence[str], settings: RunConfig, run: str, start: int) -> FollowUp:
-    """Each target alone, in an equal part of what joint training has left.
-
-    Args:
-        targets: The tasks.
-        settings: Of the joint run.
-        run: Its folder.
-        start: The step from which on.
-    """
+    """Each target alone, in an equal part of what joint training has left."""
     part = last_part(settings, run, start, num_models=len(targets))
     return FollowUp(LAST_ALONE, tuple((target,) for target in targets), part, tuple(targets))
 

@@ -246,9 +246,6 @@ class Corpus:
         """Change the number of training pairs of some languages.
 
         A smaller size keeps the first pairs, a larger one adds pairs at the end.
-
-        Args:
-            train: Code to number of pairs.
         """
         languages = dict(self.languages)
         for code, num_pairs in train.items():

@@ -136,12 +136,7 @@ def _verb(clause: Clause, subject: Thing) -> tuple[list[str], list[str]]:
 
 
 class Speaker:
-    """Speaks one constructed language.
-
-    Args:
-        grammar: The language's grammar.
-        inflection: Its word forms.
-    """
+    """Speaks one constructed language."""
 
     def __init__(self, grammar: Grammar, inflection: Inflection) -> None:
         self.grammar = grammar

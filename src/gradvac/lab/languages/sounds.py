@@ -173,11 +173,7 @@ def _devanagari(word: str) -> str:
 
 
 def writer(script: str) -> Callable[[str], str]:
-    """The function that writes a word's sounds in a script.
-
-    Args:
-        script: One of `SCRIPTS`.
-    """
+    """The function that writes a word's sounds in a script."""
     if script == "devanagari":
         return _devanagari
     table = str.maketrans(SOUNDS, _ALPHABETS[script])

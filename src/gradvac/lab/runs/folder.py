@@ -67,9 +67,6 @@ class RunFolder(RunFiles):
 
         Only the holder of the lock may.
 
-        Args:
-            files: Name -> contents.
-
         Raises:
             ValueError: The run was begun with others.
         """

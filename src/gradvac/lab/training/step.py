@@ -46,12 +46,7 @@ class StepResult:
 
 
 class EagerStep(Generic[BatchT]):
-    """A step that runs as it is written.
-
-    Args:
-        settings: The run's config.
-        state: Model, losses, aligner and optimizer.
-    """
+    """A step that runs as it is written."""
 
     def __init__(self, settings: RunConfig, state: RunState[BatchT]) -> None:
         self._settings, self._state = settings, state
@@ -104,10 +99,6 @@ def sums_by_task(step_losses: StepLosses, tasks: Sequence[str]) -> dict[str, Ten
 
 class GraphStep(Generic[BatchT]):
     """A step that is recorded after a few, and replayed from then on.
-
-    Args:
-        step: The step.
-        device: A GPU.
 
     If recording fails, it logs a warning, and steps go on as they are written.
     """

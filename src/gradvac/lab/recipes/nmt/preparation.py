@@ -405,12 +405,6 @@ def aligned_lines(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Lines of a set that say the same thing in all tasks.
 
-    Args:
-        prepared: The data.
-        split: Name of the set.
-        tasks: The tasks.
-        num_lines: Only the first so many.
-
     Returns:
         Task -> numbers of its lines; the n-th of all tasks belong together.
     """

@@ -54,12 +54,7 @@ _MOST_EPOCHS = 100
 
 
 class TranslationWorkload:
-    """Many directions of translation, one model.
-
-    Args:
-        config: The run's settings.
-        prepared: Its data.
-    """
+    """Many directions of translation, one model."""
 
     def __init__(self, config: NmtConfig, prepared: PreparedCorpus) -> None:
         self.config, self.prepared = config, prepared

@@ -97,13 +97,7 @@ def score_lines(lines: Sequence[str], references: Sequence[str], target: str) ->
 
 
 def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -> NDArray[np.int64]:
-    """What BLEU is made of, sentence by sentence, for `gradvac.lab.runs.counts.bleu`: `[N, 10]`.
-
-    Args:
-        lines: Translations.
-        references: One reference each.
-        target: Code of the target language.
-    """
+    """What BLEU is made of, sentence by sentence, for `gradvac.lab.runs.counts.bleu`: `[N, 10]`."""
     # Effective order changes a sentence's score, never its counts; without it sacreBLEU warns.
     metric = _bleu(target, effective_order=True)
     scored = [

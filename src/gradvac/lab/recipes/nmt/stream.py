@@ -6,8 +6,8 @@ makes batch j. So a batch holds sentences of like length, and all tasks in the p
 they were drawn. The batches of a chunk come in random order. Those of one size are cut by
 `cut_full`, in the same proportion.
 
-A task's sentences come in a new random order on every pass, which is a function of the seed, the
-task and the number of the pass: where a stream stands is a handful of numbers.
+A task's sentences come in a new random order in every epoch, which is a function of the seed, the
+task and the number of the epoch: where a stream stands is a handful of numbers.
 
 Of several processes, each draws the same batches and reads its part of each. A batch is cut between
 neighbours, and those of a task are neighbours, so that a process has few tasks.

@@ -65,12 +65,7 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class TaggingWorkload:
-    """Many languages, one tagger.
-
-    Args:
-        config: The run's settings.
-        prepared: Its data.
-    """
+    """Many languages, one tagger."""
 
     def __init__(self, config: TaggingConfig, prepared: PreparedSentences) -> None:
         self.config, self.prepared = config, prepared
