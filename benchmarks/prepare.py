@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import PreparedCorpus, Stream, TaskData, prepare_corpus
 from gradvac.lab.recipes.nmt.settings import BatchConfig, DataConfig
 from gradvac.lab.recipes.nmt.tokens import TokenShards
 from gradvac.lab.training import SamplingConfig
+from gradvac.utils.hints import log_to
 
 
 def write_corpus(folder: Path, pairs: int) -> None:

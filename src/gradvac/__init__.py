@@ -24,7 +24,7 @@ The library, which needs torch and numpy:
 The laboratory, which trains whole systems with it (extras: nmt, tagging):
 
     lab/languages/   constructed languages with a known family tree; the table of real ones
-    lab/runs/        the run folder: checksums, one lock, scores, sentences
+    lab/runs/        the run folder: every file name, a manifest of checksums, scores
     lab/training/    config, checkpoints, log, and the one training loop
     lab/recipes/     what is trained: nmt/, tagging/, and what they share in common/
     lab/experiments/ sweeps, and methods compared over seeds and sentences

@@ -16,7 +16,7 @@ alignment by_task
 aligner
 sampling analysis
 integrations
-lab.messages lab.runs
+lab.runs
 lab.languages
 lab.training
 lab.recipes

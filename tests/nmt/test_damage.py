@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     DataConfig,
     NmtConfig,
@@ -19,6 +18,7 @@ from gradvac.lab.recipes.nmt import (
     prepare_corpus,
 )
 from gradvac.lab.runs import manifest
+from gradvac.utils.hints import log_to
 
 Build = Callable[..., NmtConfig]
 

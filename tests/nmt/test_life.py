@@ -12,7 +12,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     NmtConfig,
     Translator,
@@ -23,6 +22,7 @@ from gradvac.lab.recipes.nmt import (
 )
 from gradvac.lab.recipes.nmt.vocabulary import extend
 from gradvac.lab.training import Display, checkpoint, config
+from gradvac.utils.hints import log_to
 
 SHORT = ["train.max_steps=1", "train.validate_every=0", "train.checkpoint_every=1"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     DataConfig,
     NmtConfig,
@@ -18,6 +17,7 @@ from gradvac.lab.recipes.nmt import (
     train_translation,
 )
 from gradvac.lab.training import Display
+from gradvac.utils.hints import log_to
 
 Build = Callable[..., NmtConfig]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from gradvac.analysis.record import read_record
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import NmtConfig, TranslationWorkload, open_corpus, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
+from gradvac.utils.hints import log_to
 
 Build = Callable[..., NmtConfig]
 pytestmark = pytest.mark.usefixtures("is_prepared")

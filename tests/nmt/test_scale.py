@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.readers import Problem
 from gradvac.lab.recipes.nmt import NmtConfig, TranslationWorkload, prepare_corpus, tokens, workers
 from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report, SeenFingerprints, clean_pairs
 from gradvac.lab.recipes.nmt.readers import Line
 from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
+from gradvac.utils.hints import log_to
 
 
 def test_seen_is_a_set() -> None:

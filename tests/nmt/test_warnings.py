@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gradvac.lab.languages import default_corpus
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import NmtConfig, open_corpus, prepare_corpus
 from gradvac.lab.recipes.nmt.data_warnings import warn_of_languages
+from gradvac.utils.hints import log_to
 
 ENGLISH = [f"she said that they would come back {n} days after the war" for n in range(30)]
 FRENCH = [f"elle a dit qu'ils reviendraient {n} jours après la guerre" for n in range(30)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.tagging import TaggingConfig, open_sentences, prepare_sentences
+from gradvac.utils.hints import log_to
 
 Settings = Callable[..., TaggingConfig]
 

@@ -16,7 +16,6 @@ import torch
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import load_run
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.tagging import (
     Tagger,
     TaggingConfig,
@@ -32,6 +31,7 @@ from gradvac.lab.runs import RunFolder, read_scores
 from gradvac.lab.runs.counts import read_counts
 from gradvac.lab.training import BatchSlice, checkpoint, seed_everything, train
 from gradvac.lab.training.config import load as load_config
+from gradvac.utils.hints import log_to
 
 Settings = Callable[..., TaggingConfig]
 

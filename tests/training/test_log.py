@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, RunConfig, RunLog, TrainConfig, config
 from gradvac.lab.training.writers import writer_class
+from gradvac.utils.hints import log_to
 
 
 def open_log(run: Path, **train: Any) -> RunLog:

@@ -18,9 +18,8 @@ from typing import Annotated, Any, ParamSpec, TextIO
 import typer
 
 import gradvac
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named, recipe_of
-from gradvac.utils.hints import install_line
+from gradvac.utils.hints import install_line, log_to
 
 
 def utf8_output() -> TextIO:

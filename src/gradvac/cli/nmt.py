@@ -48,9 +48,9 @@ def _prepare(
     overrides: Overrides = None,
 ) -> None:
     """Clean text, learn the vocabulary, and write token files; existing results are kept."""
-    from gradvac.lab.messages import log_to
     from gradvac.lab.recipes.nmt.cleaning import report_table
     from gradvac.lab.recipes.nmt.preparation import prepare_corpus
+    from gradvac.utils.hints import log_to
 
     settings = load_config("nmt", config, overrides)
     console = Console(highlight=False, markup=False)
@@ -194,8 +194,8 @@ def _score(
 
     With --source, --reference, --from and --to it scores any two files, and keeps nothing.
     """
-    from gradvac.lab.messages import log_to
     from gradvac.lab.recipes.nmt import score_files, score_translation
+    from gradvac.utils.hints import log_to
 
     given = (source, reference, from_language, to_language)
     if any(value is not None for value in given):

@@ -42,8 +42,8 @@ RunOverrides = Annotated[
 @needs("tagging")
 def _prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; report what was found."""
-    from gradvac.lab.messages import log_to
     from gradvac.lab.recipes.tagging import prepare_sentences
+    from gradvac.utils.hints import log_to
 
     settings = load_config("tagging", config, overrides)
     console = Console(highlight=False, markup=False)

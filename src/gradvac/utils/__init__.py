@@ -1,7 +1,7 @@
 """What several packages use, and nothing that knows of tasks and gradients.
 
 files.py          files that are written completely or not at all; locks; hashes
-hints.py          what error messages share
+hints.py          what messages share; the log as plain lines
 plugins.py        rules, recipes and writers of your own, by module or file
 devices.py        index tensors and Triton kernels for a GPU
 cuda_graph.py     a step recorded as a CUDA graph and replayed

@@ -23,13 +23,12 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, config
 from gradvac.lab.training.config import write_value
 from gradvac.utils.files import folder_lock, write_json
-from gradvac.utils.hints import install_line
+from gradvac.utils.hints import install_line, log_to
 
 INTERRUPTED = 130  # exit status
 STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from gradvac.lab.messages import log_to
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import config
 from gradvac.lab.training.config import ConfigError
@@ -28,6 +27,7 @@ from gradvac.lab.training.environment import peak_memory
 from gradvac.lab.training.settings import EXTENSIBLE, TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
 from gradvac.lab.training.writers import Writer, open_writers
 from gradvac.utils.files import write_json, write_text
+from gradvac.utils.hints import log_to
 
 logger = logging.getLogger(__name__)
 BY_TASK = "by_task"  # of a step's sums: losses and tokens of every task, [2, T]

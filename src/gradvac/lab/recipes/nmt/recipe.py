@@ -13,7 +13,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.similarity import MeasuredSet, measure_run
 from gradvac.lab.recipes.nmt.batches import Batch
 from gradvac.lab.recipes.nmt.model import Size, Transformer
@@ -49,6 +48,7 @@ from gradvac.lab.training.config import load as load_config
 from gradvac.lab.training.stream import has_static_shape, is_on_gpu
 from gradvac.sampling import TaskEpochs
 from gradvac.tasks import parse
+from gradvac.utils.hints import log_to
 
 _MOST_EPOCHS = 100
 

@@ -17,7 +17,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
-from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.similarity import MeasuredSet, Numbers, measure_run
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL, load_model, load_tokenizer
@@ -52,6 +51,7 @@ from gradvac.lab.training import (
     train,
 )
 from gradvac.lab.training.stream import has_static_shape, is_on_gpu
+from gradvac.utils.hints import log_to
 
 _FEWEST_WINDOWS = 10  # of a language, to compare gradients
 
