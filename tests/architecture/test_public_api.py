@@ -58,7 +58,7 @@ def test_rules_speak_for_themselves(rule: type[gradvac.Rule]) -> None:
     assert RULES[rule.name] is rule
     assert rule.does
     assert not rule.does.endswith(".")
-    assert ">>> from gradvac import" in (rule.__doc__ or "")
+    assert ">>> from gradvac" in (rule.__doc__ or "")
     assert set(rule.task_options) <= set(inspect.signature(rule).parameters)
 
 

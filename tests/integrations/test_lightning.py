@@ -231,7 +231,14 @@ def test_mixed_training_goes_on_exactly(tmp_path: Path, stop: int, workers: int)
         enable_checkpointing=True,
         callbacks=[saved],
     )
-    fit_mixed(again, tmp_path, max_steps=15, max_epochs=-1, ckpt_path=saved.best_model_path)
+    fit_mixed(
+        again,
+        tmp_path,
+        workers=workers,
+        max_steps=15,
+        max_epochs=-1,
+        ckpt_path=saved.best_model_path,
+    )
     assert parts.seen == whole.seen[:stop]
     assert again.seen == whole.seen[stop:]
     assert_equal(again.net, whole.net)

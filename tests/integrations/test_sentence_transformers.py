@@ -35,7 +35,7 @@ class AlignedSentences(AlignedMixin, SentenceTransformerTrainer):
     pass
 
 
-def trainer(base: Any, folder: Path, **options: Any) -> Any:
+def trainer(base: Any, folder: Path, *, has_one_loss: bool = False, **options: Any) -> Any:
     torch.manual_seed(0)
     embedding = StaticEmbedding(tokenizer().backend_tokenizer, embedding_dim=16)
     model = SentenceTransformer(modules=[embedding], device="cpu")
@@ -43,6 +43,7 @@ def trainer(base: Any, folder: Path, **options: Any) -> Any:
     scores = [
         {"sentence1": text(n, 3), "sentence2": text(n + 5, 4), "score": n / 16} for n in range(16)
     ]
+    ranking, cosine = MultipleNegativesRankingLoss(model), CosineSimilarityLoss(model)
     kept = Gradients()
     made = base(
         model=model,
@@ -61,10 +62,7 @@ def trainer(base: Any, folder: Path, **options: Any) -> Any:
             multi_dataset_batch_sampler="round_robin",
         ),
         train_dataset={"pairs": Dataset.from_list(pairs), "scores": Dataset.from_list(scores)},
-        loss={
-            "pairs": MultipleNegativesRankingLoss(model),
-            "scores": CosineSimilarityLoss(model),
-        },
+        loss=ranking if has_one_loss else {"pairs": ranking, "scores": cosine},
         callbacks=[kept],
         **options,
     )
@@ -92,3 +90,11 @@ def test_sum_gives_the_trainers_own_gradients_and_rules_work(tmp_path: Path) -> 
     assert record.steps.tolist() == [1, 2, 3]
     logged = [entry for entry in vaccinated.state.log_history if "loss" in entry]
     assert logged[0]["loss/pairs"] > logged[0]["loss/scores"] > 0
+
+
+def test_batches_that_do_not_name_their_data_set_are_refused(tmp_path: Path) -> None:
+    made = trainer(
+        AlignedSentences, tmp_path, has_one_loss=True, tasks=TASKS, task_key="dataset_name"
+    )
+    with pytest.raises(ValueError, match=r"task_key: .*'dataset_name'.*loss=\{name"):
+        made.train()

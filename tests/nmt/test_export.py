@@ -9,6 +9,7 @@ import ctranslate2
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from gradvac.lab.recipes.nmt import (
@@ -17,6 +18,7 @@ from gradvac.lab.recipes.nmt import (
     Transformer,
     Translator,
     Vocabulary,
+    export,
     export_run,
     make_batch,
 )
@@ -101,6 +103,19 @@ def test_what_cannot_be_exported_is_refused(toy_run: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"quantization: .*ctranslate2"):
         export_run(toy_run, tmp_path / "new", quantization="int8")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "disk full"), SafetensorError("I/O: disk full")])
+def test_a_full_disk_names_the_folder_and_leaves_nothing(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(export, "convert", fail)
+    with pytest.raises(ValueError, match=r"folder: .*made .*disk full.*make room"):
+        export_run(toy_run, tmp_path / "made", to="ctranslate2")
+    assert list(tmp_path.iterdir()) == []
 
 
 ENGINE = ["decoding.engine=ctranslate2"]

@@ -102,8 +102,8 @@ def test_translations_in_the_wrong_language_are_counted() -> None:
     by_task = {"en-fr": score, "en-qso": unknown}
     levels = dict.fromkeys(by_task, "low")
     scores = TranslationScores("runs/x", "test", "best", by_task, levels, "", 0)
-    *_, wrong = scores.by_metric()
-    assert (wrong.metric, wrong.by_task) == ("wrong language", {"en-fr": 25.0})
+    wrong = {one.metric: one for one in scores.by_metric()}["wrong language"]
+    assert wrong.by_task == {"en-fr": 25.0}
     assert not wrong.higher_is_better
     assert wrong.by_level() == {"low": 25.0, "all": 25.0}
     console = Console(file=io.StringIO(), width=120)

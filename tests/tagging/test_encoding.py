@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import CanineConfig, CanineTokenizer
 
 from gradvac.lab.recipes.tagging import Windows, WordEncoder
@@ -94,6 +96,54 @@ def test_an_encoder_that_is_not_there(name: str) -> None:
         load_tokenizer(name)
     with pytest.raises(ValueError, match=r"model.encoder: .*loaded"):
         load_model(name, ["A", "B"], dropout=None)
+
+
+def _renumber(tokenizer: dict[str, Any]) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {word: n + 1000 for word, n in vocabulary.items() if not word.startswith("[")}
+
+
+def _forget(tokenizer: dict[str, Any]) -> None:
+    words = [word for word in tokenizer["model"]["vocab"] if word.startswith("[")]
+    tokenizer["model"]["vocab"] = {word: number for number, word in enumerate(words)}
+
+
+def _drop_all(tokenizer: dict[str, Any]) -> None:
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("tokenizer.json", None, "cannot be loaded"),
+        ("tokenizer.json", _forget, "knows no word"),  # as transformers makes where there is none
+        ("tokenizer.json", _renumber, "numbers up to .* not of one model"),
+        ("tokenizer.json", _drop_all, "nothing of the letter a"),
+        ("config.json", lambda config: config.update(hidden_size=64), "cannot be loaded"),
+        ("config.json", lambda config: config.update(model_type="x", auto_map={}), "loaded"),
+        ("model.safetensors", None, "cannot be loaded"),
+    ],
+)
+def test_folders_that_do_not_fit_together_are_refused(
+    encoder: Path, tmp_path: Path, name: str, change: Any, said: str
+) -> None:
+    for path in encoder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    if change is None:
+        (tmp_path / name).unlink()
+        if name.startswith("model"):
+            torch.save({"x": Path}, tmp_path / "pytorch_model.bin")  # a pickle of something else
+    else:
+        content = json.loads((tmp_path / name).read_text("utf-8"))
+        change(content)
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+
+    def load() -> None:
+        WordEncoder(load_tokenizer(str(tmp_path)), 16)
+        load_model(str(tmp_path), ["O"], dropout=None)
+
+    with pytest.raises(ValueError, match=f"model.encoder: .*{said}"):
+        load()
 
 
 def test_an_encoder_without_its_weights_is_refused(encoder: Path, tmp_path: Path) -> None:

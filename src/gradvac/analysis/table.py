@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.utils.files import replacing
+from gradvac.utils.hints import install_line
 
 if TYPE_CHECKING:
     from gradvac.analysis.run import Run
@@ -57,7 +58,7 @@ def frame(columns: Mapping[str, Any]) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError("to_frame: needs pandas; pip install pandas.") from error
+        raise ImportError(f"to_frame: needs pandas; {install_line('datasets')}.") from error
     return pandas.DataFrame(dict(columns))
 
 

@@ -96,7 +96,6 @@ _REMEDIES = {
 }
 _ERRORS = {
     "gradvac.lab.training": ("CheckpointError", "DivergedError", "RankError"),
-    "safetensors": ("SafetensorError",),  # what Hugging Face's writers raise on a full disk
 }
 
 
@@ -161,8 +160,6 @@ def _explain(mistake: Exception) -> str:
     text, remedy = str(mistake), None
     if isinstance(mistake, OSError) and mistake.errno is not None:
         remedy = _REMEDIES.get(mistake.errno)
-    elif type(mistake).__name__ == "SafetensorError" and "I/O error" in text:
-        remedy = _FULL
     return text if remedy is None or ";" in text else f"{text}; {remedy}."
 
 

@@ -222,6 +222,7 @@ class AlignedModule:
         if sampler is not None and self._sampler_state is not None:
             sampler.load_state_dict(self._sampler_state)
             self._sampler_state = None
+            iter(trainer.fit_loop._data_fetcher)  # workers have asked for the first batches already
 
 
 def _check_other_terms(loss: Tensor, parts: list[Tensor]) -> None:

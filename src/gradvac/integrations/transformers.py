@@ -371,6 +371,12 @@ class AlignedMixin(_AnyTrainer):
         if callable(switch := getattr(self.optimizer, "train", None)):
             switch()
         inputs = dict(inputs)
+        if self._task_key is not None and self._task_key not in inputs:
+            raise ValueError(
+                f"task_key: a batch has no entry {self._task_key!r}, only {', '.join(inputs)}. "
+                "sentence-transformers names the data set if every one has a loss of its own: "
+                "loss={name: loss for name in train_dataset}."
+            )
         tasks = inputs.pop(TASKS_OF_ROWS) if self._task_key is None else inputs[self._task_key]
         inputs = self._prepare_inputs(inputs)
         with getattr(self, "maybe_activation_offload_context", nullcontext()):  # TRL's

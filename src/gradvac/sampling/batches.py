@@ -103,6 +103,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             seed=seed,
             num_rows=num_rows,
         )
+        self._known: tuple[int, list[int]]  # a batch, and the rows drawn before it
         self._first_epoch: int | None = 0  # what callers count as 0; None: not known yet
         self._known: tuple[int, list[int]]  # a batch, and the rows drawn of every task before it
         self._restore(0, [0] * len(sizes))
@@ -147,14 +148,15 @@ class TaskBatchSampler(Sampler[list[int]]):
     def _drawn_until(self, batch: int) -> list[int]:
         """Rows of every task in the batches before one: draws anew since the last it was asked."""
         first, known = self._known if self._known[0] <= batch else (0, [0] * len(self.tasks))
-        drawn = np.array(known)
+        drawn = np.array(known, dtype=np.int64)
         self._sampler.load_state_dict({"seed": self._seed, "num_calls": first})
         for number in range(first, batch):
             step = number // self._batches_per_step
             drawn += self._sampler.draw_rows(self.batch_size, step=step)[0]
         self._sampler.load_state_dict({"seed": self._seed, "num_calls": self._next})
-        self._known = batch, drawn.tolist()
-        return self._known[1]
+        rows: list[int] = drawn.tolist()
+        self._known = batch, rows
+        return rows
 
     def _restore(self, batch: int, drawn: list[int]) -> None:
         self._next, self._known = batch, (batch, drawn)

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gradvac.lab.recipes.nmt.ct2 import convert, longest_text
@@ -73,14 +74,21 @@ def export_run(
     with TemporaryDirectory(dir=folder.parent, prefix=".export-") as place:
         made = Path(place) / to
         longest = longest_text(settings.decoding, settings.data.max_tokens)
-        if to == "ctranslate2":
-            convert(model, vocabulary.pieces(), made, longest=longest, quantization=quantization)
-        else:
-            pegasus = make_pegasus(model, longest=longest, decoding=settings.decoding)
-            pegasus.generation_config.suppress_tokens = vocabulary.unspeakable
-            pegasus.save_pretrained(made)
-            make_tokenizer(vocabulary_file.read_bytes(), longest).save_pretrained(made)
-        shutil.copyfile(vocabulary_file, made / VOCABULARY)
+        try:
+            if to == "ctranslate2":
+                convert(
+                    model, vocabulary.pieces(), made, longest=longest, quantization=quantization
+                )
+            else:
+                pegasus = make_pegasus(model, longest=longest, decoding=settings.decoding)
+                pegasus.generation_config.suppress_tokens = vocabulary.unspeakable
+                pegasus.save_pretrained(made)
+                make_tokenizer(vocabulary_file.read_bytes(), longest).save_pretrained(made)
+            shutil.copyfile(vocabulary_file, made / VOCABULARY)
+        except (OSError, SafetensorError) as error:  # of writers that do not say what they wrote
+            raise ValueError(
+                f"folder: {folder} could not be written ({error}); make room, or choose another."
+            ) from error
         if folder.exists():
             folder.rmdir()
         made.rename(folder)

@@ -10,6 +10,7 @@ words longer than a whole window keep their first sub-words; both are counted.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,15 +36,23 @@ def load_tokenizer(encoder: str) -> Any:
     Raises:
         ValueError: It cannot be loaded, or is not a fast one.
     """
-    with quiet_transformers():
-        try:
-            # Byte-level BPE attaches a blank to the word after it: split words need their own.
-            config = AutoConfig.from_pretrained(encoder)
-            is_bytes = config.model_type in _BYTE_LEVEL
-            options = {"add_prefix_space": True} if is_bytes else {}
-            tokenizer = AutoTokenizer.from_pretrained(encoder, **options)
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(_cannot_load(encoder, error)) from error
+    # Byte-level BPE attaches a blank to the word after it: split words need their own.
+    config = _load(AutoConfig, encoder)
+    options = {"add_prefix_space": True} if config.model_type in _BYTE_LEVEL else {}
+    tokenizer = _load(AutoTokenizer, encoder, **options)
+    known = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    if not known:  # what transformers makes of a folder without a tokenizer
+        raise ValueError(
+            f"model.encoder: {encoder} has a tokenizer that knows no word, or none; give a folder "
+            "with its tokenizer.json."
+        )
+    own = known - set(tokenizer.get_added_vocab())
+    largest = max(tokenizer.convert_tokens_to_ids(list(own)), default=0)
+    if largest >= getattr(config, "vocab_size", math.inf):
+        raise ValueError(
+            f"model.encoder: the tokenizer of {encoder} has numbers up to {largest:,}, but its "
+            f"model knows {config.vocab_size:,} tokens; they are not of one model."
+        )
     if not tokenizer.is_fast:
         raise ValueError(
             f"model.encoder: {encoder} has no fast tokenizer ({type(tokenizer).__name__}); only "
@@ -59,13 +68,8 @@ def load_model(encoder: str, labels: Sequence[str], *, dropout: float | None) ->
         ValueError: It cannot be loaded, or has no weights for a part of the encoder itself.
     """
     options: dict[str, Any] = {} if dropout is None else _dropout(encoder, dropout)
-    with quiet_transformers():
-        try:
-            model, loading = AutoModelForTokenClassification.from_pretrained(
-                encoder, **_label_names(labels), **options, output_loading_info=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(_cannot_load(encoder, error)) from error
+    options |= {**_label_names(labels), "output_loading_info": True}
+    model, loading = _load(AutoModelForTokenClassification, encoder, **options)
     lost = [name for name in loading["missing_keys"] if name.startswith(model.base_model_prefix)]
     if lost:
         raise ValueError(
@@ -94,7 +98,7 @@ def _label_names(labels: Sequence[str]) -> dict[str, Any]:
 
 def _dropout(encoder: str, dropout: float) -> dict[str, Any]:
     """The settings by which an architecture controls its dropout."""
-    config = AutoConfig.from_pretrained(encoder)
+    config = _load(AutoConfig, encoder)
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
     dropouts = {name: dropout for name in names if hasattr(config, name)}
     if not dropouts:
@@ -105,13 +109,22 @@ def _dropout(encoder: str, dropout: float) -> dict[str, Any]:
     return dropouts
 
 
-def _cannot_load(encoder: str, error: Exception) -> str:
-    reason = str(error).splitlines()[0]
-    return (
-        f"model.encoder: {encoder} cannot be loaded ({reason}). Give a folder in Hugging Face "
-        "format, such as one made by examples/pretrain_encoder.py, or a name on the hub if it can "
-        "be reached."
-    )
+def _load(kind: Any, encoder: str, **options: Any) -> Any:
+    """What transformers makes of an encoder's files, without running code that lies among them.
+
+    Raises:
+        ValueError: It makes nothing of them. What it raises then depends on the file.
+    """
+    try:
+        with quiet_transformers():
+            return kind.from_pretrained(encoder, trust_remote_code=False, **options)
+    except Exception as error:
+        reason = next(filter(None, str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"model.encoder: {encoder} cannot be loaded ({reason}). Give a folder in Hugging Face "
+            "format, such as one made by examples/pretrain_encoder.py, or a name on the hub if it "
+            "can be reached."
+        ) from error
 
 
 @contextmanager
@@ -297,5 +310,8 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     encoded = tokenizer([["a"]], is_split_into_words=True)
     words, tokens = encoded.word_ids(0), encoded["input_ids"][0]
     inside = [place for place, word in enumerate(words) if word is not None]
-    assert inside, "the tokenizer makes nothing of the letter a"
+    if not inside:
+        raise ValueError(
+            "model.encoder: its tokenizer makes nothing of the letter a; give another folder."
+        )
     return tokens[: inside[0]], tokens[inside[-1] + 1 :]
