@@ -140,6 +140,7 @@ class MeasuredOwners:
         self._codes, self._coded, self._smaller = codes, coded, smaller
         self._lowest, self._tolerance = lowest, tolerance
         self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: sketches
+        self._last: dict[int, Segments] = {}  # by length
         # By group of smaller tasks: what they have at entries of larger ones, and in all.
         self._elsewhere: dict[int, list[Tensor]] = defaultdict(list)
 
@@ -154,9 +155,16 @@ class MeasuredOwners:
             size = sketches[key].abs().sum(-1)
             local = torch.where(tasks.to(owner.device)[owner], size, 0.0)
             self._elsewhere[group].append(torch.stack([size.sum() - local.sum(), size.sum()]))
-        segments = Segments(owner.reshape(-1), self._codes.num_tasks, owner.device)
         dim = None if vectors is gradient else gradient.dim() - 1
-        return Owned(gradient.shape, segments, dim)
+        return Owned(gradient.shape, self._segments_of(owner.reshape(-1)), dim)
+
+    def _segments_of(self, owner: Tensor) -> Segments:
+        """The same object for owners as they were last: on a GPU, comparing would mean waiting."""
+        last = self._last.get(len(owner))
+        if last is None or owner.is_cuda or not torch.equal(last.tasks, owner):
+            last = Segments(owner, self._codes.num_tasks, owner.device)
+            self._last[len(owner)] = last
+        return last
 
     def check(self) -> None:
         """Raise if entries belong to several tasks."""

@@ -22,10 +22,11 @@ def sketch(gradient: Tensor) -> Tensor:
         gradient = torch.view_as_real(gradient.resolve_conj()).flatten(-2)
     flat = gradient.reshape(-1, gradient.shape[-1])
     across = _projection(flat.shape[1], dtype, gradient.device)
-    # In pieces: the gradient of large logits is never copied at once.
-    pieces = flat.split(max(1, _AT_ONCE // flat.shape[1]))
-    sketches = [piece.to(dtype) @ across for piece in pieces]
-    joined = sketches[0] if len(sketches) == 1 else torch.cat(sketches)
+    if flat.numel() <= _AT_ONCE:
+        joined = flat.to(dtype) @ across
+    else:  # in pieces: the gradient of large logits is never copied at once
+        pieces = flat.split(max(1, _AT_ONCE // flat.shape[1]))
+        joined = torch.cat([piece.to(dtype) @ across for piece in pieces])
     return joined.view(*gradient.shape[:-1], across.shape[1])
 
 
