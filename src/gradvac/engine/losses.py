@@ -91,13 +91,11 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
             )
         index = torch.tensor(found, dtype=torch.int64)
     # On a device the range is not checked: that would wait for it.
-    if (
-        index.device.type == "cpu"
-        and len(index)
-        and not 0 <= index.min() <= index.max() < len(tasks)
-    ):
-        wrong = int(index.max()) if index.max() >= len(tasks) else int(index.min())
-        raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
+    if index.device.type == "cpu" and len(index):
+        least, most = map(int, index.aminmax())
+        if least < 0 or most >= len(tasks):
+            wrong = most if most >= len(tasks) else least
+            raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
     return index
 
 
@@ -200,8 +198,11 @@ def _deal(tasks: Tensor, num_parts: int, first: int) -> Tensor:
 
 def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:
     """Positions in the task list -> positions in `present`."""
-    table = torch.full((num_tasks,), -1)
-    table[list(present)] = torch.arange(len(present))
+    if index.device.type == "cpu" and present == (*range(num_tasks),):
+        return index.clone()  # the caller may write over it
+    table = [-1] * num_tasks
+    for number, position in enumerate(present):
+        table[position] = number
     return index_on(table, index.device)[index]
 
 

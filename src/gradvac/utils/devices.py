@@ -1,5 +1,6 @@
 """What lets a GPU run ahead of the host: index tensors that are moved once, and Triton kernels."""
 
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -21,7 +22,7 @@ def index_on(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
         if values.device.type != "cpu":
             return values.to(device, non_blocking=True)
         return _cached(values.to(torch.int64).contiguous().numpy().tobytes(), device)
-    return _cached(torch.tensor(list(values), dtype=torch.int64).numpy().tobytes(), device)
+    return _cached(array("q", values).tobytes(), device)
 
 
 _MOST_CACHED = 256
