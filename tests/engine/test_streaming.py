@@ -43,9 +43,9 @@ class Held:
         self.alive: WeakSet[ParameterGradients] = WeakSet()
         weigh = TaskGradients._weigh_ready
 
-        def spied(take: Callable[[ParameterGradients, Any], None]) -> Any:
-            def spy(gradients: ParameterGradients, given: Any) -> None:
-                take(gradients, given)
+        def spied(take: Callable[..., None]) -> Any:
+            def spy(gradients: ParameterGradients, *given: Any) -> None:
+                take(gradients, *given)
                 self.alive.add(gradients)
                 self.most = max(self.most, sum(one.nbytes for one in self.alive))
 
@@ -55,8 +55,8 @@ class Held:
             weigh(gradients)
             self.num_weighed += 1
 
-        monkeypatch.setattr(ParameterGradients, "add", spied(ParameterGradients.add))
-        monkeypatch.setattr(ParameterGradients, "begin", spied(ParameterGradients.begin))
+        for name in ("add", "add_stack", "begin"):
+            monkeypatch.setattr(ParameterGradients, name, spied(getattr(ParameterGradients, name)))
         monkeypatch.setattr(TaskGradients, "_weigh_ready", spy_weigh)
 
 

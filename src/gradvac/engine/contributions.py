@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradvac.engine.kernels import Segments, grouped_outer, joined, wide
+from gradvac.utils.native import native
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -112,6 +113,16 @@ class Lookup(MatrixContribution):
         rows = torch.empty_like(ascending).scatter_(0, order, row)
         values = self.values.to(wide(self.values.dtype))
         return tokens, Lookup(values, rows, num_rows, self.segments)
+
+    def of_few_rows(self) -> tuple[Tensor, Tensor]:
+        """The tokens of the batch, and the task gradients of their rows alone."""
+        if (kernels := native()) is not None:
+            given = (self.segments.tasks, self.segments.num_tasks, self.num_rows)
+            found: tuple[Tensor, Tensor] | None = kernels.lookup(self.values, self.tokens, *given)
+            if found is not None:
+                return found
+        tokens, rows = self.renumbered()
+        return tokens, rows.task_gradients()
 
     def total(self) -> Tensor:
         return self._sum(self.values)

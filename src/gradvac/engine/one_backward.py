@@ -40,6 +40,7 @@ from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_gr
 from gradvac.gram import working_dtype
 from gradvac.utils.devices import is_captured
 from gradvac.utils.hints import some, warn_caller
+from gradvac.utils.native import native
 
 
 class PlanOutdated(Exception):  # noqa: N818
@@ -77,6 +78,10 @@ class OneBackward:
         members = enumerate(gradients.members)
         self._component_of = {p: k for k, parameters in members for p in parameters}
         self._planner = Planner(self._names, self._component_of, self._tasks)
+        # glibc keeps twice the largest block it has seen freed, up to this size, instead of giving
+        # it back: task gradients come and go, and their pages need not be faulted in every step.
+        torch.empty(31 << 20, dtype=torch.uint8)
+        native()  # built here if at all, not in the middle of a step
         self._steps = 0
         self._last_rows: tuple[Tensor, object, Segments] | None = None
         self._announced: set[str] = set()

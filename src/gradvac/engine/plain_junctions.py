@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gradvac.engine.graph import LEAF, Graph, saved
 from gradvac.engine.junctions import Junction, ParameterPath
 from gradvac.engine.kernels import Segments, grouped_outer, norm_sums
+from gradvac.utils.native import native
 
 # Of the operands of a junction that is built together with others, and of all of them. Without a
 # GPU only calls are saved, which copies soon outweigh.
@@ -245,14 +246,33 @@ def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
 
 def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     first, segments, num = every[0].junction, every[0].segments, len(every)
+    built = _build_natively(every)
     if first.is_used_again:
         segments, num = segments.repeated(num, are_same=True), 1
-    weights, shifts = first.build(every, segments, num)
+    weights, shifts = first.build(every, segments, num) if built is None else built
     targets = [one.junction for one in every[:num]]
     stack = weights.reshape(num, segments.num_tasks, -1)
     yield BuiltStack([one.weight for one in targets], stack, every[0].segments)
     if shifts is not None:
         yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
+
+
+def _build_natively(every: Sequence[Arrived]) -> Sums | None:
+    kernels = native()
+    if kernels is None:
+        return None
+    first, segments = every[0].junction, every[0].segments
+    x, *statistics = ([*values] for values in zip(*[one.saved for one in every], strict=True))
+    gradients = [one.gradient for one in every]
+    given = (gradients, segments.tasks, segments.num_tasks)
+    ends = (first.shift is not None, first.is_used_again)
+    built: Sums | None
+    if first.build is _build_products:
+        built = kernels.products(x, *given, first.is_transposed, *ends)
+    else:
+        *mean, scale = statistics or [[]]
+        built = kernels.scales(x, mean[0] if mean else [], scale, *given, *ends)
+    return built
 
 
 def _build_products(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:

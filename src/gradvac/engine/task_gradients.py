@@ -8,7 +8,7 @@ up over micro-batches, and weighs components as they complete. It asks for weigh
 # K components, T tasks, P entries of a parameter, V rows of a table, I its columns
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gradvac.engine.contributions import Contribution, Lookup, MatrixContribution
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
+from gradvac.utils.native import native
 
 Weigh = Callable[[Sequence[int], Tensor], Tensor]
 """Components (positions) and their Gram matrices [K, T, T] -> weights [K, T]."""
@@ -38,6 +39,7 @@ class ParameterGradients:
 
     Args:
         parameter: The parameter.
+        component: Its component.
         table_bytes: Task gradients of a matrix above this size are not built.
 
     Attributes:
@@ -47,8 +49,8 @@ class ParameterGradients:
         block: Of which its task gradients are a part.
     """
 
-    def __init__(self, parameter: nn.Parameter, table_bytes: int) -> None:
-        self.parameter, self._table_bytes = parameter, table_bytes
+    def __init__(self, parameter: nn.Parameter, component: int, table_bytes: int) -> None:
+        self.parameter, self.component, self._table_bytes = parameter, component, table_bytes
         self.clear()
 
     def clear(self) -> None:
@@ -56,7 +58,8 @@ class ParameterGradients:
         self.is_split = self.has_begun = False
         self.tokens: Tensor | None = None
         self.block: Tensor | None = None
-        self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of those that were built
+        self._number = 0  # in the block
+        self._given: Tensor | None = None  # see _gradients
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
         self._products: list[MatrixContribution] = []  # the others of a large table
 
@@ -65,6 +68,13 @@ class ParameterGradients:
         moved = copy.copy(self)
         self.clear()
         return moved
+
+    @property
+    def _gradients(self) -> Tensor | None:
+        """`[T, P]` or `[T, *shape]`, of those that were built."""
+        if self._given is None and self.block is not None:
+            self._given = self.block[self._number]
+        return self._given
 
     def add(self, contribution: Contribution) -> None:
         """Add a contribution."""
@@ -92,25 +102,27 @@ class ParameterGradients:
             contribution.add_to(gradients)
         else:
             gradients[only].add_(contribution.total())
-        self._gradients = gradients
+        self._given = gradients
 
     def _add_built(self, given: Tensor) -> None:
         """Add further task gradients, `[T, P]` or `[T, *shape]`."""
         gradients, self.block = self._shaped().contiguous(), None
         wider = torch.promote_types(gradients.dtype, given.dtype)
-        self._gradients = gradients.to(wider).add_(given.reshape(gradients.shape))
+        self._given = gradients.to(wider).add_(given.reshape(gradients.shape))
 
-    def add_stack(self, gradients: Tensor, block: Tensor) -> None:
+    def add_stack(self, block: Tensor, number: int) -> None:
         """Add task gradients `[T, P]`, which are a part of a block."""
-        if self._gradients is None and not self.is_split:
+        if not self.has_begun:
+            self.has_begun, self.block, self._number = True, block, number
+        elif self._gradients is None and not self.is_split:
             self.block = block
-            self.begin(gradients)
+            self.begin(block[number])
         else:
-            self._add_built(gradients)
+            self._add_built(block[number])
 
     def begin(self, gradients: Tensor) -> None:
         """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
-        self.has_begun, self._gradients = True, gradients
+        self.has_begun, self._given = True, gradients
         while self._lookups and not self.is_split:
             self.add(self._lookups.pop())
 
@@ -137,8 +149,8 @@ class ParameterGradients:
         """Task gradients `[T, P]`; of a table's looked-up rows alone, unless `dense` is wanted."""
         gradients = self._gradients
         if gradients is None and not dense:
-            self.tokens, rows = Lookup.join(self._lookups)[0].renumbered()
-            return rows.task_gradients().flatten(1)
+            self.tokens, rows = Lookup.join(self._lookups)[0].of_few_rows()
+            return rows.flatten(1)
         if gradients is None:
             gradients = self.dense()
         return gradients if gradients.dim() == 2 else gradients.reshape(gradients.shape[0], -1)
@@ -271,7 +283,8 @@ class TaskGradients:
         self._stream_bytes, self._metric = stream_bytes, metric
         self.table_bytes = table_bytes if metric is None else 1 << 62
         self._by_component = [
-            [ParameterGradients(p, self.table_bytes) for p in parameters] for parameters in members
+            [ParameterGradients(p, component, self.table_bytes) for p in parameters]
+            for component, parameters in enumerate(members)
         ]
         # By identity: the hash of a tensor is a function of Python.
         self._by_parameter = {id(g.parameter): g for group in self._by_component for g in group}
@@ -330,9 +343,9 @@ class TaskGradients:
     def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
         """Take task gradients of some parameters that were built together, `[n, T, P]`."""
         members = [self._by_parameter[id(parameter)] for parameter in parameters]
-        for gradients, stack in zip(members, block.unbind(), strict=True):
+        for number, gradients in enumerate(members):
             if gradients.parameter.requires_grad:
-                gradients.add_stack(stack, block)
+                gradients.add_stack(block, number)
         if self._weigh is not None:  # whoever takes parameters one by one frees them one by one
             self._blocks.append((block, members))
 
@@ -371,21 +384,20 @@ class TaskGradients:
         """Gram matrices -> weights -> updates of the components that are complete; frees them."""
         self._build_waiting()
         ready, self._ready, self._ready_bytes = self._ready, [], 0
-        begun = {k: [g for g in self._by_component[k] if g.has_begun] for k in ready}
-        components = {k: group for k, group in begun.items() if group}
-        if not components:
+        every = [g for component in ready for g in self._by_component[component] if g.has_begun]
+        if not every:
             return
         assert self._weigh is not None
         assert self._write is not None
+        components = list(dict.fromkeys([gradients.component for gradients in every]))
+        number_of = {component: number for number, component in enumerate(components)}
         num, metric = len(components), self._metric
-        number_of = {id(g): n for n, group in enumerate(components.values()) for g in group}
-        every = [gradients for group in components.values() for gradients in group]
         split = [gradients for gradients in every if gradients.is_split]
-        dense, stacks = self._blocks_of(every) if metric is None else ([], [])
-        are_whole = set(map(id, dense))
-        lone = [g for g in every if not g.is_split and id(g) not in are_whole]
+        dense, stacks = self._blocks_of(number_of) if metric is None else ([], [])
+        whole = set(map(id, stacks))
+        lone = [g for g in every if not g.is_split and id(g.block) not in whole]
         dense, stacks = dense + lone, stacks + [g.stack(dense=metric is not None) for g in lone]
-        numbers = [number_of[id(gradients)] for gradients in dense]
+        numbers = [number_of[gradients.component] for gradients in dense]
         products = seen = stacked(stacks, numbers, num) if dense else None
         if metric is not None:
             pairs = zip(dense, stacks, strict=True)
@@ -395,26 +407,26 @@ class TaskGradients:
         for gradients in split:
             block = gradients.gram()
             grams = block.new_zeros(num, *block.shape) if grams is None else grams
-            grams[number_of[id(gradients)]] += block
+            grams[number_of[gradients.component]] += block
         assert grams is not None
-        weights = self._weigh(list(components), grams)
+        weights = self._weigh(components, grams)
         combined = [] if products is None else products.combine(weights)
         updates = [
             update if gradients.tokens is None else gradients.spread(update)
             for gradients, update in zip(dense, combined, strict=True)
         ]
-        updates += [gradients.combine(weights[number_of[id(gradients)]]) for gradients in split]
+        updates += [g.combine(weights[number_of[g.component]]) for g in split]
         self._write([gradients.parameter for gradients in (*dense, *split)], updates)
         for gradients in every:
             gradients.clear()
 
     def _blocks_of(
-        self, every: Sequence[ParameterGradients]
+        self, components: Collection[int]
     ) -> tuple[list[ParameterGradients], list[Tensor]]:
         """Parameters whose task gradients are whole blocks, in their order, and these blocks."""
-        given, members, blocks = set(map(id, every)), list[ParameterGradients](), list[Tensor]()
+        members, blocks = list[ParameterGradients](), list[Tensor]()
         for block, parts in self._blocks:
-            if all(part.block is block and id(part) in given for part in parts):
+            if all(part.block is block and part.component in components for part in parts):
                 members += parts
                 blocks.append(block)
         self._blocks = []
@@ -431,16 +443,19 @@ def add_to_grad(
     there, would exchange the gradient once more.
     """
     hooked: list[tuple[Tensor, Tensor]] = []
+    free: list[tuple[Tensor, Tensor]] = []
+    for leaf, update in zip(leaves, updates, strict=True):
+        is_hooked = leaf._backward_hooks or leaf._post_accumulate_grad_hooks
+        (hooked if is_hooked else free).append((leaf, update))
+    if (kernels := native()) is not None:
+        left = kernels.accumulate([leaf for leaf, _ in free], [update for _, update in free])
+        free = [free[number] for number in left]
+    hooked = [(leaf, _fitted(leaf, update)) for leaf, update in hooked]
     added: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        for leaf, update in zip(leaves, updates, strict=True):
-            if update.dim() != leaf.dim() or update.shape != leaf.shape:
-                update = update.view_as(leaf)  # a shape of Python's would take three times as long
-            if update.dtype != leaf.dtype or update.device != leaf.device:
-                update = update.to(leaf.device, leaf.dtype)
-            if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
-                hooked.append((leaf, update))
-            elif leaf.grad is not None:
+        for leaf, update in free:
+            update = _fitted(leaf, update)
+            if leaf.grad is not None:
                 added.append((leaf.grad, update))
             elif leaf.stride() == update.stride():
                 leaf.grad = update.data  # no view, as optimizers of old take for granted
@@ -453,6 +468,15 @@ def add_to_grad(
             _accumulate(leaf, update)
     elif hooked:
         torch.autograd.backward([leaf for leaf, _ in hooked], [update for _, update in hooked])
+
+
+def _fitted(leaf: Tensor, update: Tensor) -> Tensor:
+    """In the shape and dtype of its leaf."""
+    if update.dim() != leaf.dim() or update.shape != leaf.shape:
+        update = update.view_as(leaf)  # a shape of Python's would take three times as long
+    if update.dtype != leaf.dtype or update.device != leaf.device:
+        update = update.to(leaf.device, leaf.dtype)
+    return update
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from torch import Tensor
 from gradvac import gram as geometry
 from gradvac.rules.rule import Rule, Weighing, check_names, matching
 from gradvac.utils.devices import index_on, triton_module
+from gradvac.utils.native import native
 
 CANCELLED = 1e-6  # ||g'|| at or below this share of ||g|| is rounding noise, and counts as zero
 TARGET_LIMIT = 1.0 - 1e-6  # |target| inside Eq. 3: at 1 it would divide by zero
@@ -124,6 +125,10 @@ def random_order(seed: int, step: Tensor, components: Tensor, tasks: Tensor) -> 
         components: Name keys `[K]`.
         tasks: Name keys `[T]` of the present tasks.
     """
+    if (kernels := native()) is not None:
+        drawn: Tensor | None = kernels.random_order(seed, step, components, tasks)
+        if drawn is not None:
+            return drawn
     on_host = step.device.type == "cpu"  # where NumPy takes a quarter of the time of torch
     names: Any = [one.numpy() if on_host else one for one in (step[None], components, tasks)]
     start = _mix(names[1] + _mix(names[0] * _GOLDEN + seed))
@@ -161,11 +166,13 @@ def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tens
     # Above the limit Eq. 3 would turn similar gradients *away* from each other.
     target = target.clamp_max(TARGET_LIMIT)
     kernel = triton_module("gradvac.rules.sweep_kernel") if gram.is_cuda else None
-    if kernel is None:
-        return pairwise_sweep_reference(gram, target, order, vaccinated)
-    goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
-    swept: Swept = kernel.pairwise_sweep_triton(gram, target, goal, order, vaccinated, CANCELLED)
-    return swept
+    swept: Swept | None = None
+    if kernel is not None:
+        goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
+        swept = kernel.pairwise_sweep_triton(gram, target, goal, order, vaccinated, CANCELLED)
+    elif (kernels := native()) is not None:
+        swept = kernels.sweep(gram, target, order, vaccinated, CANCELLED, TARGET_LIMIT)
+    return pairwise_sweep_reference(gram, target, order, vaccinated) if swept is None else swept
 
 
 def pairwise_sweep_reference(

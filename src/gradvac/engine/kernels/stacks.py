@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradvac.gram import working_dtype
 from gradvac.utils.devices import index_on, triton_module
+from gradvac.utils.native import native
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
 _CACHED = 1 << 14  # on a CPU, where what was converted should still be in the cache when multiplied
@@ -77,19 +78,28 @@ class Stacked:
         if any(self._is_complex):
             blocks = [_as_real(block) if block.is_complex() else block for block in blocks]
         self._blocks = [block if block.dim() == 3 else block[None] for block in blocks]
-        self._components = index_on(components, blocks[0].device)
-        self._num_components = num_components
+        self._components, self._num_components = list(components), num_components
 
     def grams(self) -> Tensor:
         """`[K, T, T]`, in the working precision."""
-        every = torch.cat([_grams(block).to(self._components.device) for block in self._blocks])
+        if (kernels := native()) is not None:
+            given = (self._blocks, self._components, self._num_components)
+            found: Tensor | None = kernels.grams(*given)
+            if found is not None:
+                return found
+        device = self._blocks[0].device
+        every = torch.cat([_grams(block).to(device) for block in self._blocks])
         grams = every.new_zeros(self._num_components, *every.shape[1:])
-        return grams.index_add_(0, self._components, every)
+        return grams.index_add_(0, index_on(self._components, device), every)
 
     def combine(self, weights: Tensor) -> list[Tensor]:
         """sum_t weights[k, t] g_t of every parameter, in float32 or better, `[P]` each."""
+        if (kernels := native()) is not None and not any(self._is_complex):
+            found: list[Tensor] | None = kernels.combine(self._blocks, self._components, weights)
+            if found is not None:
+                return found
         updates: list[Tensor] = []
-        weights = weights[self._components]
+        weights = weights[index_on(self._components, self._blocks[0].device)]
         by_block = weights.split([len(block) for block in self._blocks])
         for block, its_weights, is_complex in zip(
             self._blocks, by_block, self._is_complex, strict=True
