@@ -100,7 +100,6 @@ def compare_runs(
     split: str = "test",
     weights: str | int = "best",
     metric: str | None = None,
-    seed: int = 0,
 ) -> Comparison:
     """Compare the methods of some runs.
 
@@ -111,7 +110,6 @@ def compare_runs(
         split: The set whose scores are compared.
         weights: The weights they are of.
         metric: None: the first metric of the scores.
-        seed: Of the drawings of sentences.
 
     Raises:
         ValueError: There is nothing to compare, or scores are damaged or of other sentences.
@@ -133,7 +131,7 @@ def compare_runs(
         f"{some([str(path) for path in missing])}: not scored on the {split} set, left out."
     ] * bool(missing)
     return compare_methods(
-        compared, baseline=baseline, seed=seed, primary=_named_questions(run_paths), remarks=remarks
+        compared, baseline=baseline, primary=_named_questions(run_paths), remarks=remarks
     )
 
 
@@ -149,7 +147,6 @@ def compare_methods(
     compared: Sequence[Method],
     *,
     baseline: str | None = None,
-    seed: int = 0,
     primary: Sequence[PrimaryQuestion] = (),
     remarks: Sequence[str] = (),
 ) -> Comparison:
@@ -158,7 +155,6 @@ def compare_methods(
     Args:
         compared: The methods.
         baseline: As in `compare_runs`, like the next.
-        seed: Of the drawings of sentences.
         primary: Questions that were asked before there were answers.
         remarks: What is known already.
     """
@@ -169,7 +165,7 @@ def compare_methods(
     if len(metrics) > 1:
         raise ValueError(f"--metric: runs have {', '.join(sorted(metrics))}; choose one.")
     all_remarks = [*remarks, *_remarks(compared, first)]
-    drawn = _draw_scores(compared, first.tasks, seed)
+    drawn = _draw_scores(compared, first.tasks)
     if drawn is None:
         all_remarks.append(
             f"What {scores.metric} is made of by sentence is not known of all runs, so that the "
@@ -331,7 +327,7 @@ def _sets_of_tasks(first: Method) -> list[tuple[str, str, tuple[str, ...]]]:
 Drawn = dict[str, dict[Path, Floats]]  # task -> run -> [B]
 
 
-def _draw_scores(compared: Sequence[Method], tasks: Sequence[str], seed: int) -> Drawn | None:
+def _draw_scores(compared: Sequence[Method], tasks: Sequence[str]) -> Drawn | None:
     """Scores on drawings of the sentences, the same for all runs; None if counts are missing."""
     runs = [run for method in compared for run in method.runs]
     if any(run.counts is None for run in runs):
@@ -347,7 +343,7 @@ def _draw_scores(compared: Sequence[Method], tasks: Sequence[str], seed: int) ->
                     f"{with_task[0].path}; score both on the same set."
                 )
         num = len(counts[0].by_task[task])
-        times = draw_sentences(num, [seed, number])
+        times = draw_sentences(num, [0, number])
         formula = FORMULAS[counts[0].formula]
         drawn[task] = {
             run.path: formula(times @ one.by_task[task])
