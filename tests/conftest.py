@@ -20,6 +20,13 @@ for number, handler in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
+LONG = {"distributed", "experiments", "faults", "golden", "torchrun", "test_job.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: no worker is left with one while the other has none."""
+    items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
+
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
