@@ -31,7 +31,7 @@ def run_driver(
     strict: bool = True,
     environment: Mapping[str, str] | None = None,
     folder: Path = ROOT,
-    seconds: float = 300,
+    seconds: float = 600,
 ) -> Said:
     """Run a program, or a module by its name, on one thread; it must succeed.
 

@@ -17,7 +17,7 @@ def main(what: str, where: str, *chosen: str) -> None:
     if what == "checks":
         checks = {name: CHECKS[name] for name in chosen or CHECKS}
         work = partial(run_checks, folder=folder, checks=checks)
-        print(*failures(run_ranks(work, SIZE, folder, seconds=240)), sep="\n")
+        print(*failures(run_ranks(work, SIZE, folder, seconds=540)), sep="\n")
     else:
         started = {
             kind: StartedRanks(partial(train_until_one_dies, kind=kind), 3, folder / kind)

@@ -9,7 +9,7 @@ from ..drivers import run_driver
 
 def kill(kind: str, folder: Path) -> dict[str, Any]:
     """What the driver reports about work that it kills in a folder; nothing may have failed."""
-    done = run_driver("tests.faults.kill_driver", folder, kind, seconds=600)
+    done = run_driver("tests.faults.kill_driver", folder, kind)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["failed"] == [], done.stderr
     return report
