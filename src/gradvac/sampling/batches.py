@@ -103,7 +103,6 @@ class TaskBatchSampler(Sampler[list[int]]):
             seed=seed,
             num_rows=num_rows,
         )
-        self._known: tuple[int, list[int]]  # a batch, and the rows drawn before it
         self._first_epoch: int | None = 0  # what callers count as 0; None: not known yet
         self._known: tuple[int, list[int]]  # a batch, and the rows drawn of every task before it
         self._restore(0, [0] * len(sizes))
