@@ -7,7 +7,7 @@ from gradvac.lab.training import RunConfig, SamplingConfig
 from gradvac.lab.training.stream import RowStream
 from gradvac.lab.training.workload import BatchSlice
 from gradvac.sampling import TaskSampler, repetition_temperature, task_probabilities
-from gradvac.sampling.repetition import useful_rows
+from gradvac.sampling.shares import useful_rows
 
 FOUR = {"fr": 21_305, "cs": 31_467, "hi": 3_000, "tr": 3_000}
 

@@ -3,9 +3,8 @@
 Everything drawn is a function of a seed and a position, so that the state of a sampler is a few
 numbers and a resumed run draws what it would have drawn.
 
-    shares.py      what part of the rows each task gets: temperature, caps
+    shares.py      what part of the rows each task gets: temperature, caps, repetition
     sampler.py     how often each task is drawn: temperature, schedule, caps, slots
-    repetition.py  the temperature that fits sizes and length of training
     epochs.py      which rows of a task come next
     batches.py     both at once, for a DataLoader
 
@@ -21,9 +20,8 @@ In a loop of your own, both at once:
 
 from gradvac.sampling.batches import TaskBatchSampler
 from gradvac.sampling.epochs import Epochs
-from gradvac.sampling.repetition import repetition_temperature
 from gradvac.sampling.sampler import TaskEpochs, TaskSampler, costs_by_slot
-from gradvac.sampling.shares import cap_epochs, task_probabilities
+from gradvac.sampling.shares import cap_epochs, repetition_temperature, task_probabilities
 
 __all__ = [
     "Epochs",

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.sampling.repetition import repetition_temperature
-from gradvac.sampling.shares import cap_epochs, task_probabilities
+from gradvac.sampling.shares import cap_epochs, repetition_temperature, task_probabilities
 
 Counts = npt.NDArray[np.int64]
 
@@ -39,7 +38,7 @@ class TaskSampler:
     Args:
         sizes: Task -> number of sentences.
         temperature: 1 follows the data, larger is flatter, infinity is uniform; "auto": what the
-            law of repetition asks for (`gradvac.sampling.repetition`).
+            law of repetition asks for (`gradvac.sampling.shares`).
         schedule: Later phases: (first optimizer step, temperature), in order.
         most_epochs: No task is seen more often than this on average; the excess goes to the
             others. None: no cap.

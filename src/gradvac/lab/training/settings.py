@@ -188,7 +188,7 @@ class SamplingConfig(Section):
     Attributes:
         temperature: 1 follows the data, larger is flatter, `inf` is uniform. "auto": between 1 and
             5, from the sizes of the tasks and the length of training, because rows that are seen
-            often teach less (`gradvac.sampling.repetition`).
+            often teach less (`gradvac.sampling.shares`).
         high_first: Part of training, from its beginning, in which only tasks with at least as many
             rows as the average one are drawn.
         thin: Train on every n-th row of every task alone. `gradvac sweep --proxy` sets it, so that
