@@ -5,7 +5,8 @@
 
 SOURCES/OWNER/NAME is a checkout of that GitHub repository at the commit that docs/data.md names
 (`git clone https://github.com/OWNER/NAME && git checkout COMMIT`). sha256.txt has the checksum of
-every file's text, unpacked. A file that comes out otherwise is reported and the exit status is 1.
+every file's text, unpacked. A file that comes out otherwise is reported and the exit status is 1,
+as it is if nothing could be built.
 """
 
 from __future__ import annotations
@@ -240,17 +241,18 @@ def build(sources: Path, data: Path) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    building, checking = commands.add_parser("build"), commands.add_parser("check")
-    building.add_argument("sources", type=Path)
+    building = commands.add_parser("build", help="write what the sources allow, and check it")
+    checking = commands.add_parser("check", help="compare all files with their checksums")
+    building.add_argument("sources", type=Path, help="folder of checkouts, OWNER/NAME")
     for command in (building, checking):
-        command.add_argument("data", type=Path)
+        command.add_argument("data", type=Path, help="folder of the data sets")
     given = parser.parse_args(arguments)
     building_it = given.command == "build"
     names = build(given.sources, given.data) if building_it else list(checksums())
     wrong = check(given.data, names)
     sys.stdout.write("".join(f"{line}\n" for line in wrong))
     sys.stdout.write(f"{len(names) - len(wrong)} of {len(names)} files are as they should be.\n")
-    raise SystemExit(bool(wrong))
+    raise SystemExit(bool(wrong) or not names)
 
 
 if __name__ == "__main__":

@@ -380,6 +380,13 @@ def test_depth_tells_a_turn() -> None:
     assert f"Similarity rises with depth in the decoder: {rises}" in text
 
 
+def test_the_interval_has_the_sign_of_the_claim() -> None:
+    encoder, decoder = related(0.05, 0.02), related(0.31, 0.19)
+    values = np.stack([encoder, encoder, decoder, decoder])[None]
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "The decoder is more similar than the encoder: 0.22 against 0.03 (difference +" in text
+
+
 def test_sides_that_do_not_clearly_differ() -> None:
     draw = np.random.default_rng(0)
     values = 0.3 + draw.normal(0, 0.2, (1, 4, 7, 7))

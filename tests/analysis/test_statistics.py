@@ -369,6 +369,16 @@ def test_noisy_tasks_do_not_decide_what_pairs_have_in_common() -> None:
     assert alarms <= 10
 
 
+@pytest.mark.parametrize(("num", "noise"), [(20, 0.5), (20, 1.0), (40, 1.0)])
+def test_no_slopes_of_slow_changes_below_noise(num: int, noise: float) -> None:
+    """A fluctuation that all tasks share, with a memory of 0.9, below noise without any."""
+    draw = np.random.default_rng(1)
+    slow = lfilter([0.19**0.5], [1.0, -0.9], draw.normal(size=(100 + num, 300)), axis=0)[100:]
+    series = slow + noise * draw.normal(size=slow.shape)
+    false = np.mean([over_steps.trend_over_records(one) < 0.05 for one in series.T])
+    assert false <= stats.binom.ppf(0.95, 300, 0.08) / 300
+
+
 @pytest.mark.parametrize(("memory", "most"), [(0.0, 0.05), (0.5, 0.05), (0.9, 0.08)])
 def test_slopes_are_found_and_not_made_up(memory: float, most: float) -> None:
     draw = np.random.default_rng(0)

@@ -131,3 +131,9 @@ def test_the_lists_fit_together(build: ModuleType) -> None:
     assert {f"ner/{code}/train.tsv" for code in build.ENTITIES} <= known.keys()
     assert {f"pos/{code}/train.conllu" for code in build.TREEBANKS} <= known.keys()
     assert {f"mt/ntrex/eval.{code}" for code in build.NTREX} <= known.keys()
+
+
+def test_nothing_to_build_from_is_no_success(build: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build.main(["build", str(tmp_path / "sources"), str(tmp_path / "data")])
+    assert ended.value.code == 1

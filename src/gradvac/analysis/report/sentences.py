@@ -437,7 +437,11 @@ def _difference_finding(
     interval = range_text(change.difference)
     means = f"{change.second:z.2f} against {change.first:z.2f}"
     numbers = f"{means}{suffix} ({interval})"
-    claimed = f"{change.first:z.2f} against {change.second:z.2f}" if turned else means
+    claimed = means
+    if turned:
+        claimed = f"{change.first:z.2f} against {change.second:z.2f}"
+        low, high = change.difference.interval
+        interval = range_text(change.difference._replace(interval=(-high, -low)))
     shown, p_value = _shown(change.first, change.second), change.difference.p_value
     if (change.second - change.first) * change.difference.mean < 0:
         shown = 0.0  # tasks that come and go: the means would say the contrary
@@ -642,8 +646,8 @@ def describe_influence(influence: statistics.Influence) -> list[Statement]:
     num = len(labels)
     if np.isnan(influence.p_values[~np.eye(num, dtype=bool)]).all():
         text = (
-            "Whether tasks help or harm each other is not tested: there are too few records of "
-            "two tasks with a gradient."
+            "Whether tasks help or harm each other is not tested: there are too few independent "
+            "records of two tasks with a gradient."
         )
         return [Statement(INFLUENCE, text)]
     helpful, harmful = _clear_pairs(influence, 1), _clear_pairs(influence, -1)
