@@ -5,6 +5,7 @@ Whatever `make test` installs is imported and not asked for, so that its absence
 
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def chromium() -> tuple[str, str]:
         assert "GRADVAC_NEEDS_BROWSER" not in os.environ, lack
         pytest.skip(lack)
     return browser, driver
+
+
+def cpp_compiler() -> None:
+    """What building `native.cpp` takes beside what pip installs; CI has it."""
+    found = {
+        "a C++ compiler": shutil.which(os.environ.get("CXX", "c++")),
+        "Python's headers": (Path(sysconfig.get_path("include")) / "Python.h").exists(),
+    }
+    lack = [what for what, is_there in found.items() if not is_there]
+    if lack:
+        assert "CI" not in os.environ, lack
+        pytest.skip(f"no {', no '.join(lack)}: kernels in C++ are optional")
 
 
 def real_data(part: str) -> Path:

@@ -17,4 +17,4 @@ def test_reasons_to_skip_are_in_one_place() -> None:
     assert not skipping, (
         f"import what `make test` installs, or name the lack in needs.py: {skipping}"
     )
-    assert len(SKIP.findall((TESTS / "needs.py").read_text(encoding="utf-8"))) == 4
+    assert len(SKIP.findall((TESTS / "needs.py").read_text(encoding="utf-8"))) == 5

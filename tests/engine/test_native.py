@@ -3,9 +3,6 @@
 # B rows, S tokens, D width, K components, T tasks
 
 import logging
-import os
-import shutil
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,21 +20,11 @@ from gradvac.rules import pairwise
 from gradvac.utils import native as file
 from gradvac.utils.native import native
 
+from .. import needs
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, gradients_of
 from .zoo._case import B, Case, D, Model, S, output
 
 UNEVEN = [0, 0, 0, 0, 0, 2]
-
-
-def missing() -> str | None:
-    """What a build lacks here."""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        return "no C++ compiler"
-    if not cpp_extension.is_ninja_available():
-        return "no ninja"
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return "no headers of Python"
-    return None
 
 
 @pytest.fixture
@@ -45,8 +32,7 @@ def kernels(
     made_once: Callable[[str, Callable[[Path], object]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """The module, in use."""
-    if (reason := missing()) is not None:
-        pytest.skip(reason)
+    needs.cpp_compiler()
     monkeypatch.setenv("GRADVAC_NATIVE", "1")
     native.cache_clear()
 

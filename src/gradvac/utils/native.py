@@ -48,9 +48,16 @@ def _load() -> Any:
     built = Path(root) / "gradvac" / hashlib.sha256(version).hexdigest()[:16] / f"{_NAME}.so"
     if not built.exists():
         built.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=built.parent) as folder:  # one of its own: no locks
-            cpp_extension.load(_NAME, [str(_SOURCE)], extra_cflags=_FLAGS, build_directory=folder)
-            (Path(folder) / built.name).replace(built)
+        path = os.environ.get("PATH", "")
+        os.environ["PATH"] = f"{path}{os.pathsep}{Path(sys.executable).parent}"  # ninja from pip
+        try:
+            with tempfile.TemporaryDirectory(dir=built.parent) as folder:  # of its own: no locks
+                cpp_extension.load(
+                    _NAME, [str(_SOURCE)], extra_cflags=_FLAGS, build_directory=folder
+                )
+                (Path(folder) / built.name).replace(built)
+        finally:
+            os.environ["PATH"] = path
     spec = importlib.util.spec_from_file_location(_NAME, built)
     assert spec is not None
     assert spec.loader is not None
