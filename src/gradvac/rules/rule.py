@@ -90,9 +90,12 @@ class Rule(ABC):
         """Weights for the given components (positions), from their Gram matrices `[K, T, T]`."""
         gram = gram.to(geometry.working_dtype(gram.device))
         finite = geometry.is_finite(gram)  # [K]
-        self.finite = self.finite & finite.all()
+        are_finite = finite.all()
+        self.finite = self.finite & are_finite
         if len(self.present) == 1:
             return self.weigh_alone(components, gram)
+        if gram.device.type == "cpu" and are_finite:  # elsewhere that would be waiting
+            return self.weigh_finite(components, gram)
         clean = torch.where(finite[:, None, None], gram, 0.0)
         weighing = self.weigh_finite(components, clean)
         # Weights of 1 let non-finite values reach .grad, where a GradScaler looks for them.
