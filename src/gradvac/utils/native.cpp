@@ -6,6 +6,7 @@
 // K components, T tasks, B rows, N entries, n alike, O outputs, I inputs, D width, P entries of a parameter
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -35,6 +36,9 @@ bool is_plain(const Tensor& t, at::ScalarType dtype) {
 }
 bool is_real(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kDouble; }
 bool are_indices(const Tensor& t) { return is_plain(t, at::kLong) && t.dim() == 1 && t.is_contiguous(); }
+
+// Of so many numbers torch's own threads make more than loops on one.
+bool is_for_threads(int64_t numel) { return numel > (1 << 20) && at::get_num_threads() > 1; }
 
 // -- entries by task ----------------------------------------------------------------------------------
 
@@ -111,7 +115,7 @@ std::optional<Pair> products(const Tensors& inputs, const Tensors& gradients, co
   auto dtype = inputs[0].scalar_type();
   if (!is_real(dtype) || inputs[0].dim() != 2 || gradients[0].dim() < 2) return {};
   auto B = index.numel(), N = inputs[0].size(0), I = inputs[0].size(1), O = gradients[0].size(-1);
-  if (!N || !I || !O || N % B) return {};
+  if (!N || !I || !O || N % B || is_for_threads(N * std::max(I, O))) return {};
   for (size_t i = 0; i < inputs.size(); i++)
     if (!is_plain(inputs[i], dtype) || !is_plain(gradients[i], dtype) || inputs[i].dim() != 2 || inputs[i].size(0) != N || inputs[i].size(1) != I || gradients[i].dim() < 2 || gradients[i].size(-1) != O || gradients[i].numel() != N * O) return {};
   at::AutoDispatchBelowADInplaceOrView plain;  // nothing here is differentiated
@@ -162,7 +166,7 @@ std::optional<Pair> scales(const Tensors& inputs, const Tensors& means, const Te
   auto dtype = inputs[0].scalar_type();
   if (!is_real(dtype) || gradients[0].dim() < 2) return {};
   auto D = gradients[0].size(-1), B = index.numel(), entries = gradients[0].numel();
-  if (!entries || (entries / D) % B) return {};
+  if (!entries || (entries / D) % B || is_for_threads(entries)) return {};
   for (auto* every : {&means, &deviations})
     if (!every->empty() && every->size() != inputs.size()) return {};
   for (size_t i = 0; i < inputs.size(); i++) {
@@ -197,6 +201,7 @@ std::optional<std::pair<Tensor, Tensor>> lookup(const Tensor& values, const Tens
   thread_local std::vector<int32_t> slots;  // -1 but in here
   if (static_cast<int64_t>(slots.size()) < num_rows) slots.resize(num_rows, -1);
   std::vector<int64_t> found;
+  found.reserve(N);  // nothing may fail while slots are taken
   std::vector<int32_t> slot_of(N);
   for (int64_t n = 0; n < N; n++) {
     auto& slot = slots[token[n]];
@@ -284,11 +289,13 @@ OF_BLOCKS(double)
 bool are_blocks(const Tensors& blocks, const std::vector<int64_t>& components, int64_t num_components) {
   if (blocks.empty()) return false;
   size_t number = 0;
+  int64_t numel = 0;
   for (auto& block : blocks) {
     if (!is_real(block.scalar_type()) || !is_plain(block, block.scalar_type()) || block.dim() != 3 || !block.is_contiguous() || block.size(1) != blocks[0].size(1) || !block.size(1)) return false;
     number += block.size(0);
+    numel += block.numel();
   }
-  return number == components.size() && std::all_of(components.begin(), components.end(), [&](int64_t k) { return k >= 0 && k < num_components; });
+  return !is_for_threads(numel) && number == components.size() && std::all_of(components.begin(), components.end(), [&](int64_t k) { return k >= 0 && k < num_components; });
 }
 
 // [K, T, T] of task gradients [n, T, P] whose components are given, in float64.
