@@ -125,7 +125,7 @@ def test_identical_tasks_and_tasks_without_gradient_say_no_nan() -> None:
     absent = summary_text(run_with(values, tasks, distances=known))
     assert "nan" not in same
     assert "nan" not in absent
-    assert "Western European languages share 0.50" in absent
+    assert "among Western European languages 0.50" in absent
 
 
 def test_what_is_clear_and_small_is_not_called_chance() -> None:
