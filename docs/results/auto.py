@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradvac.sampling import repetition, repetition_temperature
+from gradvac.sampling import repetition_temperature, shares
 
 FOUR = {"fr": 21_305, "cs": 31_467, "hi": 3_000, "tr": 3_000}
 SMALL = (50_700, 45_209, 44_033, 33_930, 31_467, 23_369, 21_305, 17_329, 14_266, 7_633)
@@ -88,10 +88,10 @@ def law_table(published: Mapping[str, Any]) -> str:
         first, second = sorted(one.methods, key=lambda t: losses(one, published)[t])
         found.append(f"{first:g} better than {second:g}")
     lines.append(f"| measured | {' | '.join(found)} |")
-    chosen = repetition.MOST_USEFUL_REPEATS
+    chosen = shares.MOST_USEFUL_REPEATS
     try:
         for repeats in (4.0, 4.5, 5.0, 8.0, 15.4):
-            repetition.MOST_USEFUL_REPEATS = repeats
+            shares.MOST_USEFUL_REPEATS = repeats
             cells = []
             for one in FITTED:
                 temperature = repetition_temperature(one.sizes, one.num_rows)
@@ -101,5 +101,5 @@ def law_table(published: Mapping[str, Any]) -> str:
             shown = f"**{repeats:g}**" if repeats == chosen else f"{repeats:g}"
             lines.append(f"| {shown} | {' | '.join(cells)} |")
     finally:
-        repetition.MOST_USEFUL_REPEATS = chosen
+        shares.MOST_USEFUL_REPEATS = chosen
     return "\n".join(lines) + "\n"
