@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -126,10 +127,16 @@ def sends_while_the_backward_runs(world: World) -> None:
         model = made(Rows)
         aligner = Aligner(model, TASKS, GradVac(), process_group=world.group)
         sent: list[int] = []
+
+        def seen(kept: Tensor) -> Tensor:
+            sent.append(aligner._exchange.num_sent)
+            return kept
+
         for step in range(3):  # the first two are verified, and send at their end
             tokens = rows(step, world.rank)[0]
-            deep = model.table(tokens)
-            deep.register_hook(lambda _: sent.append(aligner._exchange.num_sent))
+            # Its tokens are read when the backward has come so far; hooks would be measured.
+            with saved_tensors_hooks(lambda kept: kept, seen):
+                deep = model.table(tokens)
             losses = model.head(model.body(deep)).square().sum(1)
             aligner.backward(losses, [n % num_tasks for n in range(len(tokens))])
         return sent[-1]
