@@ -379,7 +379,8 @@ def describe_pairs(main: Similarities) -> list[Statement]:
     if _shown(known.max(), known.min()) < statistics.LEAST:
         return [Statement(PAIRS, f"{mean}, and all pairs about the same.")]
     below = int((known < 0).sum())
-    low = f"{below} of {len(known)} pairs are below 0" if below else "no pair is below 0"
+    are = "is" if below == 1 else "are"
+    low = f"{below} of {len(known)} pairs {are} below 0" if below else "no pair is below 0"
     text = (
         f"{mean}, from {values[best]:z.2f} ({name(best)}) down to {values[worst]:z.2f} "
         f"({name(worst)}); {low}."
