@@ -125,10 +125,14 @@ def random_order(seed: int, step: Tensor, components: Tensor, tasks: Tensor) -> 
         components: Name keys `[K]`.
         tasks: Name keys `[T]` of the present tasks.
     """
-    if (kernels := native()) is not None:
-        drawn: Tensor | None = kernels.random_order(seed, step, components, tasks)
-        if drawn is not None:
-            return drawn
+    drawn: Tensor | None = None
+    kernel = triton_module("gradvac.rules.sweep_kernel") if step.is_cuda else None
+    if kernel is not None:
+        drawn = kernel.random_order_triton(seed, step, components, tasks, (_GOLDEN, *_MIX))
+    elif (kernels := native()) is not None:
+        drawn = kernels.random_order(seed, step, components, tasks)
+    if drawn is not None:
+        return drawn
     on_host = step.device.type == "cpu"  # where NumPy takes a quarter of the time of torch
     names: Any = [one.numpy() if on_host else one for one in (step[None], components, tasks)]
     start = _mix(names[1] + _mix(names[0] * _GOLDEN + seed))

@@ -1,7 +1,8 @@
-"""The pairwise sweep as one Triton program per component and task.
+"""The pairwise sweep, and the order of its visits, as one Triton program per component and task.
 
-In torch operations every visit is a dozen launches; here a row keeps its state in registers and
-walks through its visits alone. Reference: `pairwise_sweep_reference` in `pairwise.py`.
+In torch operations every visit is a dozen launches, and an order some forty; here a row keeps its
+state in registers and walks through its visits alone. References: `pairwise_sweep_reference` and
+`random_order` in `pairwise.py`.
 """
 
 # K components, T tasks
@@ -89,3 +90,57 @@ def pairwise_sweep_triton(
         num_warps=1,
     )
     return coefficients, observed, active.bool()
+
+
+@triton.jit
+def _mixed(x, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    """As `_mix` in `pairwise.py`."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * FIRST
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * SECOND
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+@triton.jit
+def _order_kernel(
+    STEP,
+    COMPONENTS,
+    TASKS,
+    ORDER,
+    SEED,
+    T,
+    GOLDEN: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    component, task = tl.program_id(0), tl.program_id(1)
+    others = tl.arange(0, BLOCK)
+    inside = others < T
+    start = _mixed(tl.load(STEP) * GOLDEN + SEED, FIRST, SECOND)
+    start = _mixed(tl.load(COMPONENTS + component) + start, FIRST, SECOND)
+    start = _mixed(start + tl.load(TASKS + task), FIRST, SECOND)
+    keys = _mixed(start + tl.load(TASKS + others, mask=inside, other=0), FIRST, SECOND)
+    visited = inside & (others != task)
+    before = (keys[None, :] < keys[:, None]) & visited[None, :]
+    place = tl.sum(before.to(tl.int32), 1)
+    row = ORDER + (component * T + task) * (T - 1)
+    tl.store(row + place, others.to(tl.int64), mask=visited)
+
+
+def random_order_triton(
+    seed: int, step: Tensor, components: Tensor, tasks: Tensor, constants: tuple[int, int, int]
+) -> Tensor | None:
+    """`random_order` in one launch; None for more than 128 tasks."""
+    num_tasks = len(tasks)
+    if num_tasks > 128:
+        return None
+    order = tasks.new_empty(len(components), num_tasks, num_tasks - 1)
+    golden, first, second = constants
+    _order_kernel[(len(components), num_tasks)](
+        *(step, components, tasks, order, seed, num_tasks),
+        GOLDEN=golden,
+        FIRST=first,
+        SECOND=second,
+        BLOCK=max(2, triton.next_power_of_2(num_tasks)),
+    )
+    return order
