@@ -18,7 +18,15 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
-from gradvac.engine.kernels import Segments, grouped_outer, norm_sums, stacked, triton_kernels
+from gradvac.engine.kernels import (
+    Segments,
+    are_products_in_place,
+    grouped_outer,
+    norm_sums,
+    outer_products,
+    stacked,
+    triton_kernels,
+)
 from gradvac.engine.kernels.stacks import combine_reference, gram_reference
 from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
@@ -82,7 +90,10 @@ def check_sweep() -> None:
         target = torch.rand_like(gram) * 1.2 - 0.2
         keys = torch.arange(num_tasks, device=DEVICE)
         step = torch.zeros((), dtype=torch.int64, device=DEVICE)
-        order = pairwise.random_order(0, step, torch.arange(num_components, device=DEVICE), keys)
+        components = torch.arange(num_components, device=DEVICE) - 1
+        order = pairwise.random_order(-5, step + 7, components, keys)
+        on_host = pairwise.random_order(-5, step.cpu() + 7, components.cpu(), keys.cpu())
+        report(f"order T={num_tasks}", float((order.cpu() != on_host).sum()), 0)
         vaccinated = torch.arange(num_tasks, device=DEVICE) != 1
         found = pairwise.pairwise_sweep(gram, target, order, vaccinated)
         expected = pairwise.pairwise_sweep_reference(gram, target, order, vaccinated)
@@ -111,6 +122,16 @@ def check_grouped() -> None:
             three = grouped_outer(lefts, rights, segments.repeated(3)).unflatten(0, (3, -1))
             worst = max(error(three[0], expected), error(three[1], 2 * expected))
             report(f"three grouped outers {dtype} {index.device.type}", worst, limit)
+            pairs = ([left, 2 * left], [right, right])
+            for sums_of, values in ((0, None), (1, left), (2, right)):
+                two, sums = outer_products(*pairs, segments, sums_of)
+                worst = max(error(two[0], expected), error(two[1], 2 * expected))
+                report(f"products where they lie {dtype}", worst, limit)
+                if values is not None and sums is not None:
+                    by_task = [values[owner == t].double().sum(0) for t in range(6)]
+                    report(f"their sums {dtype}", error(sums[0], torch.stack(by_task)), 1e-3)
+            is_half = dtype != torch.float32
+            report(f"no copies {dtype}", are_products_in_place(left, 129) != is_half, 0)
             same = grouped_outer(lefts, rights, segments.repeated(3, are_same=True))
             report(f"one use after the other {dtype}", error(same, 4 * expected), limit)
 
@@ -131,17 +152,16 @@ def check_sums() -> None:
                 flat = gy.to(dtype).flatten(0, 1)
                 found = triton_kernels.segment_sums(flat, segments)
                 report(f"sums {dtype} D={width}", error(found, by_task(gy.to(dtype))), 1e-4)
-            by_scale, by_shift = triton_kernels.norm_segment_sums(gy, x, mean, scale, segments)
             normal = (x - mean[..., None]) * scale[..., None]
-            report(f"layer norm D={width} scale", error(by_scale, by_task(gy * normal)), 1e-4)
-            report(f"layer norm D={width} shift", error(by_shift, by_task(gy)), 1e-4)
-            by_scale, _ = triton_kernels.norm_segment_sums(gy, x, None, scale, segments)
-            report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
-            flat = [
-                one.reshape(-1, one.shape[-1]) for one in (gy, x, mean[..., None], scale[..., None])
-            ]
-            two = [torch.cat([flat[0], 2 * flat[0]]), *(torch.cat([one, one]) for one in flat[1:])]
-            scales, shifts = norm_sums(*two, segments, 2)
+            flat_gy, flat_x = gy.flatten(0, 1), x.flatten(0, 1)
+            its_mean, its_scale = mean.reshape(-1, 1), scale.reshape(-1, 1)
+            by_scale, _ = norm_sums([flat_gy], [flat_x], [], [its_scale], segments)
+            report(
+                f"rms norm D={width}", error(by_scale[0], by_task(gy * x * scale[..., None])), 1e-4
+            )
+            pairs = [flat_gy, 2 * flat_gy], [flat_x, flat_x]
+            scales, shifts = norm_sums(*pairs, [its_mean] * 2, [its_scale] * 2, segments)
+            assert shifts is not None
             worst = max(error(scales[n], (n + 1) * by_task(gy * normal)) for n in range(2))
             report(f"two layer norms D={width} scale", worst, 1e-4)
             worst = max(error(shifts[n], (n + 1) * by_task(gy)) for n in range(2))

@@ -178,9 +178,9 @@ def test_products_of_equal_shape_are_taken_at_once(
     formed: list[int] = []
     build = plain_junctions._build_products
 
-    def spy(uses: Any, *given: Any) -> Any:
-        formed.append(len(uses))
-        return build(uses, *given)
+    def spy(junction: Any, gradients: Any, *given: Any) -> Any:
+        formed.append(len(gradients))
+        return build(junction, gradients, *given)
 
     monkeypatch.setattr(plain_junctions, "_build_products", spy)
     monkeypatch.setattr(

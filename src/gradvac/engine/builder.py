@@ -80,13 +80,25 @@ class GradientBuilder:
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
-    def allow(self, most_waiting: int, table_bytes: int, *, frees: bool) -> None:
+    def allow(
+        self,
+        most_waiting: int,
+        table_bytes: int,
+        *,
+        frees: bool,
+        held: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Bytes of what may wait to be built with others, and of a matrix that is built at all.
 
-        `frees`: the pass frees what the forward saved.
+        Args:
+            most_waiting: More may wait as the pass goes on.
+            table_bytes: Of task gradients of a matrix.
+            frees: The pass frees what the forward saved.
+            held: Bytes of task gradients that wait to be weighed.
         """
         self._most_waiting, self._table_bytes, self._frees = most_waiting, table_bytes, frees
         self._waiting_bytes = self._freed_bytes = 0
+        self._held = held
         self._freed: set[int] = set()  # inputs (addresses), which several junctions may share
 
     def room(self) -> int:
@@ -119,7 +131,8 @@ class GradientBuilder:
         else:
             self._waiting.append(arrived)
             self._waiting_bytes += arrived.nbytes - arrived.frees
-            if self._waiting_bytes > self._most_waiting:
+            left = self._freed_bytes - self._held() if self._freed_bytes else 0
+            if self._waiting_bytes > self._most_waiting + max(0, left):
                 self.build_waiting()
 
     def capture(self) -> dict[int, Captured]:
@@ -144,7 +157,7 @@ class GradientBuilder:
             junction, saved, rows = captured
             return Arrived(junction, saved, gradient, rows, 0)
         plain = self.plain.by_number.get(number)
-        if plain is None or any(other is not None for other in gradients[1:]):
+        if plain is None or (len(gradients) > 1 and any(g is not None for g in gradients[1:])):
             return None
         segments = self._rows_of_plain(plain, gradient.shape, gradient)
         values = None if segments is None else plain.read(self.graph, is_early=False)

@@ -264,7 +264,8 @@ class PlannedBackward:
         builder, num_tasks = self.builder, len(self.losses.present)
         operands = builder.plain.operand_bytes(self.graph)
         most = builder.plain.waiting_bytes(operands)
-        builder.allow(most, gradients.table_bytes, frees=not self.keeps_graph)
+        frees, held = not self.keeps_graph, gradients.ready_bytes
+        builder.allow(most, gradients.table_bytes, frees=frees, held=held)
         entry_bytes = num_tasks * self.plan.lowest.itemsize
         gradients.begin(weigh, write, builder.build_waiting, entry_bytes, builder.room)
         components: Sequence[Collection[int]] = self.plan.components

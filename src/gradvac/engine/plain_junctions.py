@@ -19,17 +19,25 @@ from torch import Tensor, nn
 
 from gradvac.engine.graph import LEAF, Graph, saved
 from gradvac.engine.junctions import Junction, ParameterPath
-from gradvac.engine.kernels import Segments, grouped_outer, norm_sums
+from gradvac.engine.kernels import (
+    Segments,
+    are_norms_in_place,
+    are_products_in_place,
+    norm_sums,
+    outer_products,
+)
 from gradvac.utils.native import native
 
-# Of the operands of a junction that is built together with others, and of all of them. Without a
-# GPU only calls are saved, which copies soon outweigh.
+# Of the operands of a junction that is built together with others, and of all of them, where that
+# takes copies. Without a GPU only calls are saved, which copies soon outweigh.
 _JOINED_BYTES = ((1 << 17, 1 << 22), (3 << 24, 1 << 29))
 
 _LEAST_BYTES = 1 << 26  # may wait in any step
 
 Target = nn.Parameter | ParameterPath
 """What task gradients are those of: a parameter, or a node between it and the junction."""
+Parts = Sequence[Tensor]
+"""What some junctions that are alike have of one kind."""
 Sums = tuple[Tensor, Tensor | None]
 """Task gradients of weights `[n, T, ...]`, and of shifts `[n, T, D]` where there are any."""
 
@@ -60,7 +68,7 @@ class PlainJunction:
     width: int
     is_transposed: bool
     saved: tuple[str, ...]
-    build: "Callable[[Sequence[Arrived], Segments, int], Sums]"
+    build: "Build"
     entry_bytes: int
     like: Hashable
     made: dict[tuple[int, int], tuple[int, ...]]
@@ -68,7 +76,8 @@ class PlainJunction:
 
     def fits(self, graph: Graph) -> bool:
         """Whether what is made of parameters has the sizes it had: a slice of one may not."""
-        return all(graph.shape(*output) == shape for output, shape in self.made.items())
+        made = self.made.items()
+        return not made or all(graph.shape(*output) == shape for output, shape in made)
 
     @property
     def targets(self) -> list[Target]:
@@ -118,7 +127,10 @@ class Arrived(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Building it together with others would cost more than it saves."""
-        return self.nbytes > _JOINED_BYTES[self.gradient.is_cuda][0]
+        x, is_in_place = self.saved[0], _IN_PLACE.get(self.junction.build)
+        if is_in_place is not None and is_in_place(x, self.junction.width):
+            return False
+        return self.nbytes > _JOINED_BYTES[x.is_cuda][0]
 
 
 class BuiltStack(NamedTuple):
@@ -168,7 +180,7 @@ class PlainJunctions:
         Fewer calls against memory: a small share of what such a step needs at least, whatever the
         engine, which is activations, parameters and their gradients.
         """
-        return max(_LEAST_BYTES, (operand_bytes + 2 * self._parameter_bytes) >> 5)
+        return max(_LEAST_BYTES, (operand_bytes + 2 * self._parameter_bytes) >> 4)
 
 
 # kind -> (edges of weight and shift, what is saved by the node)
@@ -237,7 +249,7 @@ def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
         alike.setdefault((*kind, id(segments)), []).append(one)
     for group in alike.values():
         most = _JOINED_BYTES[group[0].gradient.is_cuda][1]
-        at_once = 1 if group[0].is_large else most // max(1, group[0].nbytes)
+        at_once = 1 if group[0].is_large else max(1, most // max(1, group[0].nbytes))
         while group:
             part = group[:at_once]
             del group[:at_once]  # frees what was built
@@ -246,13 +258,17 @@ def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
 
 def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     first, segments, num = every[0].junction, every[0].segments, len(every)
-    built = _build_natively(every)
+    built, rows = _build_natively(every), segments
     if first.is_used_again:
-        segments, num = segments.repeated(num, are_same=True), 1
-    weights, shifts = first.build(every, segments, num) if built is None else built
+        rows, num = segments.repeated(num, are_same=True), 1
+    if built is None:
+        gradients = [one.gradient for one in every]
+        saved = [[*values] for values in zip(*[one.saved for one in every], strict=True)]
+        built = first.build(first, gradients, saved, rows)
+    weights, shifts = built
     targets = [one.junction for one in every[:num]]
     stack = weights.reshape(num, segments.num_tasks, -1)
-    yield BuiltStack([one.weight for one in targets], stack, every[0].segments)
+    yield BuiltStack([one.weight for one in targets], stack, segments)
     if shifts is not None:
         yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
 
@@ -275,42 +291,53 @@ def _build_natively(every: Sequence[Arrived]) -> Sums | None:
     return built
 
 
-def _build_products(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:
-    x = _joined([one.saved[0] for one in every])
-    gradient = _joined([one.gradient for one in every]).reshape(len(x), -1)
-    left, right = (gradient, x) if every[0].junction.is_transposed else (x, gradient)
-    weights = grouped_outer(left, right, segments.repeated(num))
-    return weights, _shifts(every, gradient, segments, num)
+def _build_products(
+    junction: PlainJunction, gradients: Parts, saved: Sequence[Parts], segments: Segments
+) -> Sums:
+    inputs = _flat(junction, saved[0], saved[0][0].shape[-1])
+    gradients = _flat(junction, gradients, junction.width)
+    of_left = junction.is_transposed
+    pairs = (gradients, inputs) if of_left else (inputs, gradients)
+    sums_of = 0 if junction.shift is None else 1 if of_left else 2
+    return outer_products(*pairs, segments, sums_of)
 
 
-def _build_norms(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:
-    width = every[0].gradient.shape[-1]
-    gradient = _joined([one.gradient for one in every]).reshape(-1, width)
-    x, *statistics = (_joined([one.saved[n] for one in every]) for n in range(len(every[0].saved)))
-    *mean, scale = (statistic.reshape(-1, 1) for statistic in statistics)
-    given = (gradient, x.reshape(-1, width), mean[0] if mean else None, scale)
-    scales, shifts = norm_sums(*given, segments, num)
-    if shifts is None:
-        shifts = _shifts(every, gradient, segments, num)
-    return scales, None if every[0].junction.shift is None else shifts
+def _build_norms(
+    junction: PlainJunction, gradients: Parts, saved: Sequence[Parts], segments: Segments
+) -> Sums:
+    inputs, *mean, scales = saved
+    means = _flat(junction, mean[0], 1) if mean else []
+    values = _flat(junction, gradients, junction.width), _flat(junction, inputs, junction.width)
+    by_scale, by_shift = norm_sums(*values, means, _flat(junction, scales, 1), segments)
+    return by_scale, None if junction.shift is None else by_shift
 
 
-def _build_scales(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:
-    if every[0].saved[0].shape == every[0].gradient.shape:
-        gradient = _joined([one.gradient for one in every])
-        values = gradient * _joined([one.saved[0] for one in every])
+def _build_scales(
+    junction: PlainJunction, gradients: Parts, saved: Sequence[Parts], segments: Segments
+) -> Sums:
+    (factors,), num = saved, 1 if junction.is_used_again else len(gradients)
+    is_whole, width = factors[0].shape == gradients[0].shape, junction.width
+    if is_whole and are_norms_in_place(factors[0], width):  # with nothing to normalise
+        values = _flat(junction, gradients, width), _flat(junction, factors, width)
+        ones = values[1][0].new_ones(len(values[1][0]), 1, dtype=torch.float32)
+        return norm_sums(*values, [], [ones] * num, segments)
+    if is_whole:
+        joined = torch.cat([*gradients]) * torch.cat([*factors])
     else:  # broadcast
-        values = _joined([one.gradient * one.saved[0] for one in every])
-    return segments.sum(values.reshape(num, -1, values.shape[-1])), None
+        pairs = zip(gradients, factors, strict=True)
+        joined = torch.cat([gradient * factor for gradient, factor in pairs])
+    return segments.sum(joined.reshape(num, -1, width)), None
 
 
-def _shifts(
-    every: Sequence[Arrived], gradient: Tensor, segments: Segments, num: int
-) -> Tensor | None:
-    if every[0].junction.shift is None:
-        return None
-    return segments.sum(gradient.reshape(num, -1, gradient.shape[-1]))
+def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:
+    """As matrices; of weights that are used again, those of all uses as one."""
+    flat = [part.reshape(-1, width) for part in parts]
+    return [torch.cat(flat)] if junction.is_used_again else flat
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+Build = Callable[[PlainJunction, Parts, Sequence[Parts], Segments], Sums]
+_IN_PLACE: dict[Build, Callable[[Tensor, int], bool]] = {
+    _build_products: are_products_in_place,
+    _build_norms: are_norms_in_place,
+    _build_scales: are_norms_in_place,
+}

@@ -330,6 +330,10 @@ class TaskGradients:
         self._weigh, self._write = weigh, write
         self._build_waiting, self._entry_bytes, self._room = build_waiting, entry_bytes, room
 
+    def ready_bytes(self) -> int:
+        """Of complete components, which wait to be weighed with others."""
+        return self._ready_bytes
+
     def fit(self, num_bytes: int) -> bool:
         """Whether components that have so many bytes may wait for each other."""
         return num_bytes < (self._room() if self._stream_bytes is None else self._stream_bytes)

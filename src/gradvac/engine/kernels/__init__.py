@@ -6,19 +6,31 @@ sketches.py        random projections, by which gradients are compared
 triton_kernels.py  the same on CUDA
 """
 
-from gradvac.engine.kernels.segments import Owned, Segments, grouped_outer, joined, norm_sums
+from gradvac.engine.kernels.segments import (
+    Owned,
+    Segments,
+    are_norms_in_place,
+    are_products_in_place,
+    grouped_outer,
+    joined,
+    norm_sums,
+    outer_products,
+)
 from gradvac.engine.kernels.sketches import negligible, repeatable, sketch, tolerance
 from gradvac.engine.kernels.stacks import combine, gram, stacked, wide
 
 __all__ = [
     "Owned",
     "Segments",
+    "are_norms_in_place",
+    "are_products_in_place",
     "combine",
     "gram",
     "grouped_outer",
     "joined",
     "negligible",
     "norm_sums",
+    "outer_products",
     "repeatable",
     "sketch",
     "stacked",

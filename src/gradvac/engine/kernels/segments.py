@@ -316,33 +316,84 @@ def _padded(matrix: Tensor) -> Tensor:
     return F.pad(matrix, (0, missing)) if missing else matrix
 
 
-def norm_sums(
-    gradient: Tensor,
-    x: Tensor,
-    mean: Tensor | None,
-    scale: Tensor,
-    segments: Segments,
-    many: int = 1,
+def outer_products(
+    lefts: Sequence[Tensor], rights: Sequence[Tensor], segments: Segments, sums_of: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scales of some normalisations by task, and of their shifts if that is free.
+    """left[entries of t]^T right[entries of t] of some pairs for every task, `[n, T, O, I]`.
 
     Args:
-        gradient: Of the outputs, one after the other, `[many * N, D]`.
-        x: The inputs, likewise.
-        mean: Of the inputs, `[many * N, 1]`; None for RMS normalisations.
-        scale: Their reciprocal deviations, `[many * N, 1]`.
+        lefts: `[N, O]` each.
+        rights: `[N, I]` each.
         segments: The task of every entry, in each of them.
-        many: How many they are.
+        sums_of: The sums of which over the same entries are wanted too: 1, the left ones, `[n, T,
+            O]`; 2, the right ones, `[n, T, I]`; 0, none.
+    """
+    num, left, right = len(lefts), lefts[0], rights[0]
+    are_alike = segments.only is None and left.dtype == right.dtype
+    if are_alike and are_products_in_place(left, right.shape[1]):
+        made: tuple[Tensor, Tensor | None] = triton_kernels().products(
+            lefts, rights, segments, sums_of
+        )
+        return made
+    left, right = _cat(lefts), _cat(rights)
+    weights = grouped_outer(left, right, segments.repeated(num))
+    weights = weights.reshape(num, segments.num_tasks, *weights.shape[1:])
+    if not sums_of:
+        return weights, None
+    values = left if sums_of == 1 else right
+    return weights, segments.sum(values.reshape(num, -1, values.shape[-1]))
+
+
+def are_products_in_place(left: Tensor, width: int) -> bool:
+    """Whether products with matrices of that width are taken where both lie, without a copy."""
+    if not left.is_cuda or left.dtype not in _HALF or triton_kernels() is None:
+        return False
+    return left.numel() * width <= _LARGE
+
+
+_HALF = (torch.bfloat16, torch.float16)
+# Of multiplications: beyond it, a library's kernel gains more than it costs to sort its operands.
+_LARGE = 1 << 35
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
+def norm_sums(
+    gradients: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    means: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    segments: Segments,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scales of some normalisations by task, and of their shifts.
+
+    Args:
+        gradients: Of the outputs, `[N, D]` each.
+        inputs: Likewise.
+        means: Of the inputs, `[N, 1]` each; none for RMS normalisations, which have no shifts.
+        scales: Their reciprocal deviations, `[N, 1]` each.
+        segments: The task of every entry, in each of them.
 
     Returns:
-        `[many, T, D]` each.
+        `[n, T, D]` each.
     """
-    kernels = triton_kernels() if gradient.is_cuda else None
-    shape = (many, -1, x.shape[-1])
-    if kernels is None or x.dtype == torch.float64 or x.shape[-1] > kernels.WIDEST:
-        dtype = wide(x.dtype)
-        normal = x.to(dtype) if mean is None else x.to(dtype) - mean
-        return segments.sum((gradient * (normal * scale)).view(shape)), None
-    every = segments.repeated(many)
-    scales, shifts = kernels.norm_segment_sums(gradient, x, mean, scale, every)
-    return scales.view(shape), None if mean is None else shifts.view(shape)
+    x = inputs[0]
+    if are_norms_in_place(x, x.shape[-1]):
+        given = (gradients, inputs, means, scales, segments)
+        made: tuple[Tensor, Tensor] = triton_kernels().norm_segment_sums(*given)
+        return made[0], made[1] if means else None
+    dtype, gradient = wide(x.dtype), _cat(gradients)
+    normal = _cat(inputs).to(dtype)
+    if means:
+        normal = normal - _cat(means)
+    shape = (len(inputs), -1, x.shape[-1])
+    by_scale = segments.sum((gradient * (normal * _cat(scales))).view(shape))
+    return by_scale, segments.sum(gradient.view(shape)) if means else None
+
+
+def are_norms_in_place(x: Tensor, width: int) -> bool:
+    """The same of normalisations."""
+    kernels = triton_kernels() if x.is_cuda else None
+    return kernels is not None and x.dtype != torch.float64 and width <= kernels.WIDEST

@@ -140,6 +140,5 @@ def stacked(blocks: Sequence[Tensor], components: Sequence[int], num_components:
     device = blocks[0].device  # a kernel reads the memory of one
     if not all(block.dtype in kernels.DTYPES and block.device == device for block in blocks):
         return Stacked(blocks, components, num_components)
-    stacks = [stack for block in blocks for stack in (block if block.dim() == 3 else block[None])]
-    launched: Stacked = kernels.Launched(stacks, components, num_components)
+    launched: Stacked = kernels.Launched(blocks, components, num_components)
     return launched

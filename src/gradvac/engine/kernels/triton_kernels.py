@@ -76,39 +76,36 @@ class _Launch(NamedTuple):
     aligned: bool  # 16 bytes can be read at once
 
 
-def _on(device: torch.device, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Numbers of this step, `[rows, P]`, on the device."""
-    table = torch.tensor(rows, dtype=torch.int64, pin_memory=True)
-    if is_captured(device):
-        RECORDED.append(table)  # a recorded graph copies from it again
-    return table.to(device, non_blocking=True)
-
-
 class Launched:
     """As `Stacked` in `stacks.py`, in few launches."""
 
-    def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
-        self._num_tasks = len(stacks[0])
-        stacks = [stack if stack.stride(1) == 1 else stack.contiguous() for stack in stacks]
-        self._stacks = stacks  # kept, because kernels know nothing but their addresses
+    def __init__(self, blocks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
+        self._num_tasks = blocks[0].shape[-2]
+        blocks = [block if block.stride(-1) == 1 else block.contiguous() for block in blocks]
+        self._blocks = blocks  # kept, because kernels know nothing but their addresses
+        like = {block.dtype: block for block in blocks}
         # Number, component, columns, where gradients begin, and how far tasks lie apart.
         together: dict[tuple[torch.dtype, bool], list[tuple[int, int, int, int, int]]] = {}
-        for number, (stack, group) in enumerate(zip(stacks, groups, strict=True)):
-            size, address, stride = stack.shape[1], stack.data_ptr(), stack.stride(0)
-            aligned = not (address % 16 or stride % 16 or size % 16)
-            known = (number, group, size, address, stride)
-            together.setdefault((stack.dtype, aligned), []).append(known)
+        numbered = enumerate(groups)
+        for block in blocks:
+            size, stride, first = block.shape[-1], block.stride(-2), block.data_ptr()
+            many, apart = (len(block), block.stride(0)) if block.dim() == 3 else (1, 0)
+            for n in range(many):
+                address, (number, group) = first + n * apart * block.itemsize, next(numbered)
+                aligned = not (address % 16 or stride % 16 or size % 16)
+                known = (number, group, size, address, stride)
+                together.setdefault((block.dtype, aligned), []).append(known)
         self._launches: list[_Launch] = []
-        for (_, aligned), parts in together.items():
+        for (dtype, aligned), parts in together.items():
             numbers, members, sizes, *addresses = zip(*parts, strict=True)
-            first = stacks[numbers[0]]
-            given = (sizes, members, num_groups, first.device)
-            if is_captured(first.device):
+            device = like[dtype].device
+            given = (sizes, members, num_groups, device)
+            if is_captured(device):
                 RECORDED.append(chunks := _Chunks(*given))
             else:
                 chunks = _chunks(*given)
-            table = _on(first.device, addresses)
-            where = (first, *table.unbind(), chunks.member, chunks.start, chunks.sizes)
+            table = [index_on(column, device) for column in addresses]
+            where = (like[dtype], *table, chunks.member, chunks.start, chunks.sizes)
             self._launches.append(_Launch(numbers, chunks, where, aligned))
 
     def grams(self) -> Tensor:
@@ -295,22 +292,55 @@ def processors_of(device: torch.device) -> int:
 # -- sums over the entries of each task, for shifts, scales and normalisations -----------------
 
 
+def _addresses(*parts: Sequence[Tensor]) -> Tensor:
+    """Where tensors begin, `[parts * n]`: they are read where they lie, and need not be joined.
+
+    An allocator gives out the same addresses step by step: mostly nothing is moved to the device.
+    """
+    addresses = [tensor.data_ptr() for part in parts for tensor in part]
+    return index_on(addresses, parts[0][0].device)
+
+
+def _are_aligned(*tensors: Tensor) -> bool:
+    """Whether 16 bytes can be read at once, which the compiler cannot know of addresses."""
+    return not any(tensor.data_ptr() % 16 for tensor in tensors)
+
+
+@triton.jit
+def _row(ORDER, entry, here, PER_ROW, SORTED: tl.constexpr):
+    """Where entries lie, which are counted task by task."""
+    if SORTED:
+        return entry.to(tl.int64)
+    return tl.load(ORDER + entry // PER_ROW, mask=here, other=0) * PER_ROW + entry % PER_ROW
+
+
 @triton.jit
 def _norm_kernel(
-    GY,
-    X,
-    MEAN,
-    SCALE,
+    ADDRESS,
+    GY_LIKE,
+    X_LIKE,
+    SCALE_LIKE,
     ORDER,
     ENDS,
     OUT,
+    NUM,
+    T,
     PER_ROW,
     D,
     BLOCK: tl.constexpr,
     RMS: tl.constexpr,
     SORTED: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
-    task, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    number, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    member, task = number // T, number % T
+    GY = tl.load(ADDRESS + member).to(GY_LIKE.dtype)
+    X = tl.load(ADDRESS + NUM + member).to(X_LIKE.dtype)
+    SCALE = tl.load(ADDRESS + 2 * NUM + member).to(SCALE_LIKE.dtype)
+    MEAN = tl.load(ADDRESS + 3 * NUM + member).to(SCALE_LIKE.dtype)
+    if ALIGNED:
+        GY = tl.multiple_of(GY, 16)
+        X = tl.multiple_of(X, 16)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
     start = tl.load(ENDS + task - 1, mask=task > 0, other=0)
@@ -318,47 +348,56 @@ def _norm_kernel(
     by_scale = tl.zeros([BLOCK], tl.float32)
     by_shift = tl.zeros([BLOCK], tl.float32)
     for entry in range(start + part, end, parts):
-        if SORTED:
-            row = entry.to(tl.int64)
-        else:
-            row = tl.load(ORDER + entry // PER_ROW) * PER_ROW + entry % PER_ROW
+        row = _row(ORDER, entry, True, PER_ROW, SORTED)
         x = tl.load(X + row * D + columns, mask=inside, other=0.0).to(tl.float32)
         gy = tl.load(GY + row * D + columns, mask=inside, other=0.0).to(tl.float32)
         if not RMS:
             x = x - tl.load(MEAN + row)
         by_scale += gy * x * tl.load(SCALE + row)
         by_shift += gy
-    place = (task * parts + part) * D + columns
+    place = (number * parts + part) * D + columns
     tl.store(OUT + place, by_scale, mask=inside)
     if not RMS:
         tl.store(OUT + tl.num_programs(0) * parts * D + place, by_shift, mask=inside)
 
 
 def norm_segment_sums(
-    gradient: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
+    gradients: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    means: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    segments: Segments,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of a normalisation's scale and shift by task, `[T, D]` each, in one pass."""
-    width = x.shape[-1]
+    """Gradients of the scales and shifts of normalisations by task, `[n, T, D]` each, in one pass.
+
+    Without means they are RMS normalisations.
+    """
+    given = [[one.contiguous() for one in part] for part in (gradients, inputs, scales, means)]
+    gradients, inputs, scales, means = given  # kept: the kernel knows nothing but their addresses
+    (x, *_), width, num, num_tasks = inputs, inputs[0].shape[-1], len(inputs), segments.num_tasks
     length = x.numel() // width
-    num_tasks = segments.num_tasks
-    parts = max(1, 8 * processors_of(x.device) // num_tasks)
-    partial = x.new_empty(1 if mean is None else 2, num_tasks, parts, width, dtype=torch.float32)
-    _norm_kernel[(num_tasks, parts)](
-        gradient.contiguous(),
-        x.contiguous(),
-        (scale if mean is None else mean).contiguous(),
-        scale.contiguous(),
+    parts = max(1, 8 * processors_of(x.device) // (num * num_tasks))
+    num_sums = 2 if means else 1
+    partial = x.new_empty(num_sums, num, num_tasks, parts, width, dtype=torch.float32)
+    _norm_kernel[(num * num_tasks, parts)](
+        _addresses(gradients, inputs, scales, means or scales),
+        gradients[0],
+        x,
+        scales[0],
         segments.tasks if segments.order is None else segments.order,
         segments.offsets(length),
         partial,
+        num,
+        num_tasks,
         length // segments.num_rows,
         width,
         BLOCK=triton.next_power_of_2(width),
-        RMS=mean is None,
+        RMS=not means,
         SORTED=segments.order is None,
+        ALIGNED=_are_aligned(*gradients, *inputs),
         num_warps=4 if width <= 2048 else 8,
     )
-    sums = partial.sum(2)
+    sums = partial.sum(3)
     return sums[0], sums[-1]
 
 
@@ -384,10 +423,7 @@ def _sums_kernel(
     for first in range(start + part * ROWS, end, parts * ROWS):
         entry = first + tl.arange(0, ROWS)
         here = entry < end
-        if SORTED:
-            row = entry.to(tl.int64)
-        else:
-            row = tl.load(ORDER + entry // PER_ROW, mask=here, other=0) * PER_ROW + entry % PER_ROW
+        row = _row(ORDER, entry, here, PER_ROW, SORTED)
         place = row[:, None] * D + columns[None, :]
         total += tl.load(X + place, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
     tl.store(OUT + (part * tl.num_programs(0) + task) * D + columns, tl.sum(total, 0), mask=inside)
@@ -415,3 +451,122 @@ def segment_sums(values: Tensor, segments: Segments) -> Tensor:
         num_warps=4,
     )
     return partial[0] if parts == 1 else partial.sum(0)
+
+
+# -- products of inputs and output gradients by task, for linear layers ------------------------
+
+
+@triton.jit
+def _products_kernel(
+    ADDRESS,
+    LIKE,
+    ORDER,
+    ENDS,
+    OUT,
+    SHIFTS,
+    NUM,
+    T,
+    PER_ROW,
+    OUTPUTS,
+    INPUTS,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SORTED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    tiles = tl.cdiv(OUTPUTS, BLOCK_O) * tl.cdiv(INPUTS, BLOCK_I)
+    number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    tile_o, tile_i = tile // tl.cdiv(INPUTS, BLOCK_I), tile % tl.cdiv(INPUTS, BLOCK_I)
+    member, task = number // T, number % T
+    LEFT = tl.load(ADDRESS + member).to(LIKE.dtype)
+    RIGHT = tl.load(ADDRESS + NUM + member).to(LIKE.dtype)
+    if ALIGNED:
+        LEFT = tl.multiple_of(LEFT, 16)
+        RIGHT = tl.multiple_of(RIGHT, 16)
+    start = tl.load(ENDS + task - 1, mask=task > 0, other=0)
+    end = tl.load(ENDS + task)
+    outputs = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
+    inputs = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
+    total = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
+    for first in range(start, end, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        here = entry < end
+        row = _row(ORDER, entry, here, PER_ROW, SORTED)[:, None]
+        left = tl.load(
+            LEFT + row * OUTPUTS + outputs[None, :],
+            mask=here[:, None] & (outputs < OUTPUTS)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            RIGHT + row * INPUTS + inputs[None, :],
+            mask=here[:, None] & (inputs < INPUTS)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(tl.trans(left), right, total)
+    place = (number.to(tl.int64) * OUTPUTS + outputs[:, None]) * INPUTS + inputs[None, :]
+    inside = (outputs < OUTPUTS)[:, None] & (inputs < INPUTS)[None, :]
+    tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=inside)
+    if SHIFT:  # sums of the left ones, or of the right ones, by the programs of one edge
+        IS_LEFT: tl.constexpr = SHIFT == 1
+        if (tile_i if IS_LEFT else tile_o) == 0:
+            COLUMNS: tl.constexpr = BLOCK_O if IS_LEFT else BLOCK_I
+            width = OUTPUTS if IS_LEFT else INPUTS
+            columns = outputs if IS_LEFT else inputs
+            values = LEFT if IS_LEFT else RIGHT
+            sums = tl.zeros([BLOCK, COLUMNS], tl.float32)
+            for first in range(start, end, BLOCK):
+                entry = first + tl.arange(0, BLOCK)
+                here = entry < end
+                row = _row(ORDER, entry, here, PER_ROW, SORTED)[:, None]
+                shown = here[:, None] & (columns < width)[None, :]
+                read = tl.load(values + row * width + columns[None, :], mask=shown, other=0.0)
+                sums += read.to(tl.float32)
+            tl.store(SHIFTS + number * width + columns, tl.sum(sums, 0), mask=columns < width)
+
+
+def products(
+    lefts: Sequence[Tensor], rights: Sequence[Tensor], segments: Segments, sums_of: int
+) -> tuple[Tensor, Tensor | None]:
+    """left[entries of t]^T right[entries of t] for every pair and task, `[n, T, O, I]`.
+
+    And, in float32, the sums of the left (`sums_of` 1) or right ones (2) over the same entries,
+    `[n, T, O]` or `[n, T, I]`; neither: 0.
+    """
+    lefts, rights = [[one.contiguous() for one in part] for part in (lefts, rights)]
+    (length, o), i, num, num_tasks = (
+        lefts[0].shape,
+        rights[0].shape[1],
+        len(lefts),
+        segments.num_tasks,
+    )
+    out = lefts[0].new_empty(num, num_tasks, o, i)
+    width = (i, o, i)[sums_of]
+    sums = out.new_empty(num, num_tasks, width, dtype=torch.float32) if sums_of else None
+    tiles = triton.cdiv(o, TILE[0]) * triton.cdiv(i, TILE[1])
+    _products_kernel[(num * num_tasks * tiles,)](
+        _addresses(lefts, rights),
+        lefts[0],
+        segments.tasks if segments.order is None else segments.order,
+        segments.offsets(length),
+        out,
+        out if sums is None else sums,
+        num,
+        num_tasks,
+        length // segments.num_rows,
+        o,
+        i,
+        BLOCK_O=TILE[0],
+        BLOCK_I=TILE[1],
+        BLOCK=TILE[2],
+        SHIFT=sums_of,
+        SORTED=segments.order is None,
+        ALIGNED=_are_aligned(*lefts, *rights),
+        num_warps=TILE[3],
+        num_stages=TILE[4],
+    )
+    return out, sums
+
+
+TILE = (128, 128, 64, 8, 3)
