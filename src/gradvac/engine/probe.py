@@ -297,7 +297,8 @@ def _by_task(
 ) -> tuple[dict[Key, Ownership | None], dict[int, float]]:
     """How owners are known where rows may move, and how long the tasks' gradients are there.
 
-    None where several tasks share entries.
+    None where several tasks share entries, however little: a task alone leaves the entries of
+    others at 0, which no precision rounds.
     """
     losses = candidate.subject.losses
     keys, num_tasks = [key for key in measured if evidence.is_reached(key)], len(losses.present)
@@ -317,8 +318,8 @@ def _by_task(
     for key, owners in seen.items():
         for how, owner in ((How.MEASURED, owners.measured), (How.DECLARED, owners.declared)):
             if owner is not None:
-                most, _ = evidence.tolerance_at(key, owner, num_tasks)
-                found[key] = how if owners.elsewhere(owner) <= most else found[key]
+                evidence.tolerance_at(key, owner, num_tasks)  # for the steps between probes
+                found[key] = how if owners.are_apart(owner) else found[key]
     return found, lengths
 
 
@@ -508,10 +509,10 @@ class TaskOwners:
         """The sum over all entries of a task's sketches."""
         return float(self._sums[task][0])
 
-    def elsewhere(self, owner: Tensor) -> float:
-        """The largest share of a task's gradient that is not at its own entries."""
+    def are_apart(self, owner: Tensor) -> bool:
+        """Whether no task has a gradient at entries of others, to the rounding of their sum."""
         total, local = torch.stack(self._sums, dim=1)
         if owner is self.measured:
             every = range(len(total))
             local = torch.stack([torch.where(owner == t, self._most, 0.0).sum() for t in every])
-        return float(((total - local) / total.clamp_min(torch.finfo(total.dtype).tiny)).max())
+        return bool((total - local <= torch.finfo(total.dtype).eps * total).all())
