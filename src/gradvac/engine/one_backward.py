@@ -12,6 +12,7 @@ gradients freed.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -300,15 +301,14 @@ class PlannedBackward:
         again: bool = False,
         captured: Mapping[int, Captured] = MappingProxyType({}),
     ) -> dict[Tensor, Tensor]:
-        """The backward; calls `done` when all junctions that have a group in `groups` were seen.
+        """The backward; calls `done` when all junctions that have a group in `groups` have run.
 
-        And have run: whoever is told may change the parameters, which a node still reads.
         `captured` are junctions that are built at the end.
         """
         plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
         junctions, unreached = plan.partition.junctions, plan.unreached
         sums, reached_nodes = GradientSketches(), ReachedNodes()
-        left = Counter([group for junction_groups in groups for group in junction_groups])
+        countdown = Countdown(groups, done)
         deliver: tuple[Deliver, DeliverBlock] = (gradients.add, gradients.add_block)
         if self.losses.joint is not None:
             deliver = (_counted(deliver[0], sums), _counted_blocks(deliver[1], sums))
@@ -319,17 +319,10 @@ class PlannedBackward:
             if has_hooks:  # contributions hold gradients, over which some hooks write
                 output_gradients = copies(output_gradients)
             builder.build(number, output_gradients, captured.get(number))
-            if not groups[number]:
+            tell = countdown.see(number)
+            if tell is None:
                 return
-            left.subtract(groups[number])
-            complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
-
-            def tell(*_: object) -> None:
-                for group in complete:
-                    done(group)
-
-            if not complete:
-                return
+            # Whoever is told may change the parameters, which a node reads when it runs.
             if (junctions[number].ends and not has_hooks) or number in after_run:
                 tell()
             else:
@@ -424,6 +417,32 @@ class PlannedBackward:
 
         run_pass(self.graph, self.plan.partition, starts, see, retain=True)
         return sketches
+
+
+class Countdown:
+    """Says when all junctions of a group were seen.
+
+    Args:
+        groups: Those of every junction.
+        done: Is called with a group.
+    """
+
+    def __init__(self, groups: Sequence[Collection[Any]], done: Callable[[Any], None]) -> None:
+        self._groups, self._done = groups, done
+        self._left = Counter([group for of_junction in groups for group in of_junction])
+
+    def see(self, number: int) -> Callable[..., None] | None:
+        """A junction; returns what is to be called if it was the last one of a group."""
+        complete = []
+        for group in self._groups[number]:
+            self._left[group] -= 1
+            if not self._left[group]:
+                complete.append(group)
+        return partial(self._tell, complete) if complete else None
+
+    def _tell(self, complete: Sequence[Any], *_: object) -> None:
+        for group in complete:
+            self._done(group)
 
 
 def _counted(deliver: Deliver, sums: GradientSketches) -> Deliver:
