@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradVac
 
 from ..drivers import run_driver
 from .parity import SORTED, TASKS, UNSORTED, Twins, assert_same_gradients
-from .zoo._case import B, Case, D, Model, S, distance, output
+from .zoo._case import B, Case, D, Model, S, V, distance, output, tokens_of
 
 
 def rule() -> GradVac:
@@ -207,6 +208,20 @@ def test_grouped_products_of_experts(transposed: bool, tasks: list[int]) -> None
         warnings.filterwarnings("error", message=".*no fast path")
         for _ in range(3):
             twins.step(tasks)
+
+
+def test_experts_and_a_table_in_checkpoints() -> None:
+    """What is read of a node there can be read once, and the node needs it too."""
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        words = checkpoint(lambda t: m.words[t].tanh(), tokens, use_reentrant=False)
+        result: Tensor = checkpoint(m.experts, words, use_reentrant=False)
+        return result
+
+    parts = {"words": nn.Parameter(torch.randn(V, D)), "experts": experts(transposed=True)}
+    twins = Twins(Case(Model(run, **parts), output, (tokens_of(B, S),)), rule, tolerance=1e-5)
+    for tasks in (UNSORTED, SORTED):
+        twins.step(tasks)
 
 
 def test_batch_norm_by_running_statistics() -> None:

@@ -100,7 +100,7 @@ def bmm(at: NodeInput) -> Contribution | None:
 
 def grouped_product(at: NodeInput) -> Contribution | None:
     """Weights of experts (1), whose rows come one expert after the other: by task and expert."""
-    ends, segments = at.node._saved_offs, at.owned.flat()
+    ends, segments = saved(at.node, "offs"), at.owned.flat()
     is_usual = at.edge == 1 and len(at.shape) == 3 and at.gradient.dim() == 2 and ends is not None
     if not is_usual or segments is None or segments.only is not None:
         return None
@@ -136,7 +136,7 @@ def _lookup(at: NodeInput, segments: Segments, tokens: Tensor, padding: int) -> 
 
 def index(at: NodeInput) -> Contribution | None:
     """`table[tokens]`."""
-    tokens, segments, shape = at.node._saved_indices, at.owned.flat(), at.shape
+    tokens, segments, shape = saved(at.node, "indices"), at.owned.flat(), at.shape
     is_lookup = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
     if not is_lookup or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
         return None

@@ -136,18 +136,20 @@ def _by_edge(node: Any, returned: Sequence[Tensor | None]) -> tuple[Tensor | Non
 
 
 def saved(node: Any, name: str) -> Any:
-    """A saved tensor of a node.
+    """A saved tensor of a node, or several.
 
     Activation checkpointing lets each be read once per backward, and the node itself will read it
     too: what was read is put back.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
-    if getattr(raw, "unpack_hook", None) is None:
-        return getattr(node, f"_saved_{name}")
-    holder = getattr(raw, "data", None)
+    every = raw if isinstance(raw, tuple) else (raw,)
+    held = [(one, one.data) for one in every if getattr(one, "unpack_hook", None) is not None]
     value = getattr(node, f"_saved_{name}")
-    if hasattr(holder, "handles"):
-        _put_back(raw, holder, value)
+    if held:
+        values = [one for one in (value if isinstance(raw, tuple) else (value,)) if one is not None]
+        for (one, holder), read in zip(held, values, strict=True):
+            if hasattr(holder, "handles"):
+                _put_back(one, holder, read)
     return value
 
 
