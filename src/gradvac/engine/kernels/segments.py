@@ -1,6 +1,6 @@
 """Entries by task: bring those of a task together, sum and multiply over them, mask the others.
 
-On CUDA, Triton kernels (`triton_kernels.py`) take the sums where that is faster.
+On CUDA, Triton kernels (`triton_kernels.py`) take sums and products where that is faster.
 """
 
 # B rows, N entries, T tasks present, D width, O outputs, I inputs
@@ -16,6 +16,10 @@ from torch import Tensor
 
 from gradvac.engine.kernels.stacks import triton_kernels, wide
 from gradvac.utils.devices import index_on
+
+_HALF = (torch.bfloat16, torch.float16)
+# Multiplications of a product: beyond, a library's kernel gains more than sorting for it costs.
+_LARGE = 1 << 35
 
 
 class Segments:
@@ -349,11 +353,6 @@ def are_products_in_place(left: Tensor, width: int) -> bool:
     if not left.is_cuda or left.dtype not in _HALF or triton_kernels() is None:
         return False
     return left.numel() * width <= _LARGE
-
-
-_HALF = (torch.bfloat16, torch.float16)
-# Of multiplications: beyond it, a library's kernel gains more than it costs to sort its operands.
-_LARGE = 1 << 35
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from gradvac.utils.devices import RECORDED, index_on, is_captured
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checking: torch's
 WIDEST = 8192  # a row of a normalisation is held in registers
+_OUTPUTS, _INPUTS, _ENTRIES = 128, 128, 64  # of a tile of a product; wider ones are slower
 
 
 # -- many parameters at once -----------------------------------------------------------------
@@ -535,16 +536,12 @@ def products(
     `[n, T, O]` or `[n, T, I]`; neither: 0.
     """
     lefts, rights = [[one.contiguous() for one in part] for part in (lefts, rights)]
-    (length, o), i, num, num_tasks = (
-        lefts[0].shape,
-        rights[0].shape[1],
-        len(lefts),
-        segments.num_tasks,
-    )
-    out = lefts[0].new_empty(num, num_tasks, o, i)
-    width = (i, o, i)[sums_of]
+    length, num_outputs = lefts[0].shape
+    num_inputs, num, num_tasks = rights[0].shape[1], len(lefts), segments.num_tasks
+    out = lefts[0].new_empty(num, num_tasks, num_outputs, num_inputs)
+    width = num_outputs if sums_of == 1 else num_inputs
     sums = out.new_empty(num, num_tasks, width, dtype=torch.float32) if sums_of else None
-    tiles = triton.cdiv(o, TILE[0]) * triton.cdiv(i, TILE[1])
+    tiles = triton.cdiv(num_outputs, _OUTPUTS) * triton.cdiv(num_inputs, _INPUTS)
     _products_kernel[(num * num_tasks * tiles,)](
         _addresses(lefts, rights),
         lefts[0],
@@ -555,18 +552,15 @@ def products(
         num,
         num_tasks,
         length // segments.num_rows,
-        o,
-        i,
-        BLOCK_O=TILE[0],
-        BLOCK_I=TILE[1],
-        BLOCK=TILE[2],
+        num_outputs,
+        num_inputs,
+        BLOCK_O=_OUTPUTS,
+        BLOCK_I=_INPUTS,
+        BLOCK=_ENTRIES,
         SHIFT=sums_of,
         SORTED=segments.order is None,
         ALIGNED=_are_aligned(*lefts, *rights),
-        num_warps=TILE[3],
-        num_stages=TILE[4],
+        num_warps=8,
+        num_stages=3,
     )
     return out, sums
-
-
-TILE = (128, 128, 64, 8, 3)
