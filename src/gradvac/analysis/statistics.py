@@ -69,7 +69,6 @@ REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
 MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
 _NOTHING = 1e-7  # rounding errors around 0
 _FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
-_FEW_CHECKPOINTS = 12  # too few to tell a trend from slow changes
 _FEWEST_LAYERS = 4  # three lie on a line by chance
 LEAST = 0.01  # differences of cosines that are worth a claim
 _ROUNDS = 60  # of fitting factors
@@ -817,7 +816,7 @@ def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
     p_value = over_steps.trend_over_records(series)
     if similarities.lines != "training":  # little noise at a step, and mostly the same
         by_task = mean_over_tasks(mean_where_known(np.where(both, late - early, np.nan), axis=0))
-        few = len(steps) < _FEW_CHECKPOINTS
+        few = len(steps) < over_steps.FEWEST_FOR_SLOPES
         p_value = by_task.p_value if few else float(np.max([p_value, by_task.p_value]))
     return ChangeOverSteps(first, second, p_value, int(steps[fourth - 1]), int(steps[-fourth]))
 
