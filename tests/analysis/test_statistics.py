@@ -369,6 +369,24 @@ def test_noisy_tasks_do_not_decide_what_pairs_have_in_common() -> None:
     assert alarms <= 10
 
 
+def test_few_lines_lean_away_from_many_without_being_relatives() -> None:
+    """Rare lines with large gradients, sets of 8 and 256 lines: 14 % were called relatives."""
+    families, names, alarms = [str(i // 5) for i in range(10)], tuple("abcdefghij"), 0
+    num = np.repeat([8, 256], 5)
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        usual, rare = draw.normal(size=(2, 4, 1, 20))
+        often = (draw.binomial(num, 0.05) / num)[:, None]
+        noise = 2 * draw.normal(size=(4, 10, 20)) / num[:, None] ** 0.5
+        gradients = usual + 4 * rare * often + noise
+        gradients /= np.linalg.norm(gradients, axis=2, keepdims=True)
+        cosines = (gradients @ gradients.swapaxes(1, 2)).astype(np.float32)
+        found = similarities(cosines[None], tuple(f"encoder.layers.{k}" for k in range(4)), names)
+        pattern = statistics.pair_pattern(found)
+        alarms += statistics.family_contrast(cosines.mean(0), families, tested=pattern)[3] < 0.05
+    assert alarms <= 8
+
+
 @pytest.mark.parametrize(
     ("num", "memory", "noise"),
     [(24, 0.9, 0.5), (40, 0.9, 1.0), (40, 0.97, 0.5), (60, 0.97, 1.0), (200, 0.97, 2.0)],

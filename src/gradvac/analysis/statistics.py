@@ -942,7 +942,9 @@ def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
 
     Of two gradients that share a direction, what noise leaves at right angles to it has a variance
     of (1 - a_i^2) (1 - a_j^2). Permutations take all tasks to be alike, so pairs are divided by
-    this; else pairs of noisy tasks would decide.
+    this; else pairs of noisy tasks would decide. That noise is also skewed: gradients of few lines
+    lean away from the shared direction, all to the same side. So what the difference of two tasks
+    in noise explains is taken out too.
 
     Args:
         similarities: Any.
@@ -954,7 +956,12 @@ def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
     noise = np.clip(1 - (factors**2).mean(axis=0), _LEAST_NOISE, 1.0)  # [T]
     weights = 1 / np.sqrt(noise[:, None] * noise)
     weights /= mean_of_pairs(weights)
-    return mean_where_known(without_factors(cosines * weights), axis=0)
+    pattern = mean_where_known(without_factors(cosines * weights), axis=0)
+    known = ~np.isnan(pattern)
+    unlike = np.abs(np.log(noise[:, None] / noise))[known]
+    unlike -= unlike.mean() if len(unlike) else 0.0
+    pattern[known] -= unlike * (unlike @ pattern[known] / (unlike @ unlike + _NOTHING))
+    return pattern
 
 
 def without_factors(matrices: Matrix) -> Floats:
