@@ -203,6 +203,9 @@ def test_sentences_of_many_tasks_can_be_read() -> None:
     many = Advice(tasks, values, values, np.zeros((60, 60)), promised, groups, 0.01, "made")
     said = describe_advice(many, {})
     assert "t0 with t1, t2, t3, t4, t5 and 6 others" in said[0]
-    assert "and 40 other tasks" in said[0]
+    assert "and 48 other tasks" in said[0]
     assert "other pairs" in " ".join(said)
-    assert max(map(len, said)) < 1200
+    none = Advice(tasks, values, values, np.zeros((60, 60)), promised & False, (), 0.5, "made")
+    said += describe_advice(none, {})
+    assert "companions of t0, t1," in " ".join(said)
+    assert max(map(len, said)) < 700

@@ -1,5 +1,6 @@
 """The report in a real browser: nothing fails, controls work, everything fits."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -383,3 +384,20 @@ def test_prints(page: Page, one: Path) -> None:
     printed = page.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
     assert len(printed["data"]) > 50_000
     assert page.js("document.documentElement.dataset.theme") == "dark"  # and is dark again
+
+
+def test_sixty_small_families_are_readable(page: Page, tmp_path: Path) -> None:
+    """Names of families do not overlap, and the table of scores fits a screen."""
+    made = make_run(codes=tuple(f"l{n}" for n in range(60)), num_layers=1, num_steps=2)
+    families = {task: f"Family {n}" for n, task in enumerate(made.tasks)}
+    page.open(write_report([replace(made, families=families)], tmp_path / "report.html"))
+    page.unfold()
+    names = page.js(
+        "[...document.querySelectorAll('#heat-0 .annotation-text-g')].map(name =>"
+        " name.getBoundingClientRect()).map(box => [box.top, box.bottom])"
+    )
+    names = sorted(names)
+    assert len(names) > 10
+    assert all(above[1] <= below[0] for above, below in itertools.pairwise(names))
+    assert page.js("document.querySelector('#scores .scroll').offsetHeight <= innerHeight")
+    assert page.troubles() == []

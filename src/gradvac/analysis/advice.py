@@ -62,7 +62,7 @@ _FEWEST_TASKS = 3  # with two there is nobody to be better than
 _FEWEST_IN_GROUPS, _MOST_GROUPS = 4, 8
 _FEWEST_TESTED = 7  # six can be shuffled into groups in too few ways for p < .05
 _MOST_IN_GROUPS = 200  # for more, a search would take hours
-_MOST_NAMED, _MOST_TASKS = 5, 20  # companions of a task, and tasks, that a sentence names
+_MOST_NAMED, _MOST_TASKS = 5, 12  # companions of a task, and tasks, that a sentence names
 _PART_OF_BEST = 0.5
 _ENOUGH = 0.9  # of the largest gain: then fewer groups, which share more
 _NUM_PERMUTATIONS, _SEED = 199, 0
@@ -238,7 +238,8 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
     if rest:
         untested = np.isnan(advice.reach).all()
         why = ", for lack of independent records" if untested else " from chance"
-        said.append(f"Cannot be told{why}: companions of {named(rest)}.")
+        others = _and_others(len(rest) - _MOST_TASKS, "task")
+        said.append(f"Cannot be told{why}: companions of {named(rest[:_MOST_TASKS])}{others}.")
     chance = "" if np.isnan(advice.p_value) else f" (p = {advice.p_value:.3f})"
     if advice.groups:
         parts = "; ".join(named(group) for group in advice.groups)

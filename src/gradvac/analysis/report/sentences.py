@@ -25,7 +25,7 @@ DEPTH, TIME, NOISE, SCORES = "Depth", "Time", "Reliability", "Scores"
 RULE, INFLUENCE = "Rule", "Help and harm"
 _SAME_UPDATE = 1e-5
 _MOST_HELPERS = 3
-_MOST_PROGRESS = 60  # tasks
+_MOST_PROGRESS = 12  # tasks
 _MOST_CANCELLED = 2  # a part may be twice of the whole, if others take it back
 _WORTH_NAMING = 0.005  # of a task's progress
 _LEAST_P = 1e-4  # permutations tell no smaller ones, so these are equally clear
@@ -380,7 +380,7 @@ def describe_pairs(main: Similarities) -> list[Statement]:
         return [Statement(PAIRS, f"{mean}, and all pairs about the same.")]
     below = int((known < 0).sum())
     are = "is" if below == 1 else "are"
-    low = f"{below} of {len(known)} pairs {are} below 0" if below else "no pair is below 0"
+    low = f"{below:,} of {len(known):,} pairs {are} below 0" if below else "no pair is below 0"
     text = (
         f"{mean}, from {values[best]:z.2f} ({name(best)}) down to {values[worst]:z.2f} "
         f"({name(worst)}); {low}."
@@ -653,8 +653,8 @@ def describe_influence(influence: statistics.Influence) -> list[Statement]:
         return [Statement(INFLUENCE, text)]
     helpful, harmful = _clear_pairs(influence, 1), _clear_pairs(influence, -1)
     text = (
-        f"Of {count(num * (num - 1), 'pair')} of a task and another, {len(helpful)} are clearly "
-        f"predicted to help and {len(harmful)} to harm; the rest cannot be told from nothing."
+        f"Of {count(num * (num - 1), 'pair')} of a task and another, {len(helpful):,} are clearly "
+        f"predicted to help and {len(harmful):,} to harm; the rest cannot be told from nothing."
     )
     found = [Statement(INFLUENCE, text)]
     least = float(np.nanmin(influence.p_values[~np.eye(num, dtype=bool)]))
@@ -693,7 +693,8 @@ def describe_progress(
         for task in clear[:_MOST_PROGRESS]
     ]
     if len(clear) > _MOST_PROGRESS:
-        text = f"So do {count(len(clear) - _MOST_PROGRESS, 'task')} more, not listed here."
+        num = count(len(clear) - _MOST_PROGRESS, "other task")
+        text = f"Clear progress is predicted for {num} too."
         found.append(Statement("", text))
     cancelled = [labels[task] for task in moving if task not in clear]
     if cancelled:
@@ -851,7 +852,7 @@ def ordinal(number: int) -> str:
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Names in a row, not too many: "a, b and c", "a, b and 7 others"."""
     if len(names) > most:
-        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} others"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 

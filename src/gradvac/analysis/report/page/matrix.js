@@ -3,9 +3,10 @@
 
 const RELIABLE = 0.25; // tasks of a pair that agree with themselves by less, on average, are marked
 
-// Frames around families, and their names: to the right where there is room, else above.
-function familyMarks(blocks, narrow) {
+// Frames around families, and to the right their names, where there is room for them.
+function familyMarks(blocks, narrow, cell) {
   const { ink, quiet, ground } = paper(), shapes = [], annotations = [];
+  let free = -Infinity; // from here on, in pixels
   for (const [family, start, stop] of blocks) {
     const [low, high, middle] = [start - 0.5, stop - 0.5, (start + stop - 1) / 2];
     for (const [color, width] of [[ground, 3.4], [ink, 1.4]]) { // a frame shows on light cells and on dark ones
@@ -13,6 +14,8 @@ function familyMarks(blocks, narrow) {
     }
     if (narrow) continue;
     shapes.push({ type: "line", line: { color: quiet, width: 2 }, y0: low + 0.15, y1: high - 0.15, xref: "paper", x0: 1.012, x1: 1.012 });
+    if (middle * cell < free) continue;
+    free = middle * cell + 14;
     annotations.push({ text: short(family, 24), showarrow: false, font: { color: ink, size: 12 }, y: middle, xref: "paper", x: 1.02, xanchor: "left" });
   }
   return { shapes, annotations };
@@ -121,7 +124,7 @@ function drawMatrix(id, view) {
     height: Math.ceil(cells + 8 + edge + named + 30), margin: { l: edge + named, r: width - edge - named - cells, t: 8, b: edge + named + 30 },
     images: groundOf(view.values, true), dragmode: narrow || size <= STYLE.mostNumbers ? false : "zoom",
     xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: cells / size < 7 * letters + 5 ? -90 : 0, title: heading(view.rows ? view.columns : "") }),
-    yaxis: axis({ ...ticks, range: [size - 0.5, -0.5], title: heading(view.rows) }), ...familyMarks(view.blocks, narrow),
+    yaxis: axis({ ...ticks, range: [size - 0.5, -0.5], title: heading(view.rows) }), ...familyMarks(view.blocks, narrow, cells / size),
   });
   const traces = view.reliability ? [trace, marks(view.reliability, cells / size)] : [trace];
   walkCells($(id), view, form);
