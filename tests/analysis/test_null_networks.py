@@ -51,7 +51,7 @@ def test_identical_tasks_are_left_alone(nulls: ModuleType, name: str, tmp_path: 
     [
         "planted families, batches",
         "planted families, measured",
-        "planted trend",
+        "planted trend, memory",
         "planted harm",
     ],
 )
