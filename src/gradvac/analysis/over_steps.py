@@ -5,7 +5,9 @@ Neighbouring records resemble each other, because weights move slowly and loader
 *Means.* The records are put together in at most 16 stretches, and the correlation of neighbouring
 stretches, with the bias that few of them have (Kendall), says how many *independent* ones there
 are: n (1 - r) / (1 + r). These are the observations of a t-test. With fewer than `_FEWEST` there is
-no test: then p-values are NaN.
+no test: then p-values are NaN. A slow change below noise is not seen: with a memory of 0.9 below as
+much noise, a mean of 0 is refuted in a fifth of series of 20 records, in a tenth of 40, and in less
+than 6 % from 100 on.
 
 *Slopes.* A slow change that hides below noise looks like a slope, and correlations of neighbours do
 not show it. So the series is taken apart into waves (cosine transform), the slope is fitted to the
