@@ -55,7 +55,7 @@ def test_sentences_say_the_numbers() -> None:
     values = values * np.linspace(1.5, 0.5, 8).reshape(-1, 1, 1, 1)
     text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     # The true families are 2 of 210 ways to give them; two tests stand side by side.
-    contrast = "0.12 more similar than others in the encoder: 0.31 against 0.19 (0.11"
+    contrast = "0.12 more similar than others in the encoder: 0.31 against 0.19 (0.10"
     assert f"Languages of one family are {contrast}" in text
     assert "among West Slavic languages 0.31 in the encoder, 0.05 in the decoder" in text
     # 5 pairs of relatives and 16 others.

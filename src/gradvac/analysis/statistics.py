@@ -68,6 +68,7 @@ Counts = NDArray[np.int64]
 REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
 MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
 _NOTHING = 1e-7  # rounding errors around 0
+_ALIKE = 0.02  # variance of the logarithm of noise that explains nothing: relatives have it too
 _FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
 _FEWEST_LAYERS = 4  # three lie on a line by chance
 LEAST = 0.01  # differences of cosines that are worth a claim
@@ -960,7 +961,8 @@ def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
     known = ~np.isnan(pattern)
     unlike = np.abs(np.log(noise[:, None] / noise))[known]
     unlike -= unlike.mean() if len(unlike) else 0.0
-    pattern[known] -= unlike * (unlike @ pattern[known] / (unlike @ unlike + _NOTHING))
+    least = _ALIKE * len(unlike)
+    pattern[known] -= unlike * (unlike @ pattern[known] / (unlike @ unlike + least + _NOTHING))
     return pattern
 
 
