@@ -11,6 +11,7 @@ Without a GPU the operators are shown instead, which is good for a trial.
 import argparse
 import warnings
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from step import MODES, captured, make_step
@@ -21,26 +22,31 @@ STEPS = 5
 
 
 def kernels(args: argparse.Namespace, mode: str) -> tuple[Counter[str], Counter[str]]:
-    """Microseconds and calls in a step, by name."""
+    """Microseconds and calls in a step of a mode, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step = make_step(args, args.size, args.tasks, mode)
         for _ in range(12):  # the first probes are over then
             step()
-        run = captured(step) if args.graph else step
-        on_gpu = args.device == "cuda"
-        activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-        run()
-        with profile(activities=[activity]) as found:
-            for _ in range(STEPS):
-                run()
-            if on_gpu:
-                torch.cuda.synchronize()
+        return kernels_of(captured(step) if args.graph else step, args.device, args.letters)
+
+
+def kernels_of(
+    step: Callable[[], object], device: str, letters: int = 90
+) -> tuple[Counter[str], Counter[str]]:
+    """Microseconds and calls in a step, by name; without a GPU, of operators."""
+    on_gpu = device == "cuda"
+    step()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
+        for _ in range(STEPS):
+            step()
+        if on_gpu:
+            torch.cuda.synchronize()
     times, calls = Counter[str](), Counter[str]()
     for event in found.key_averages():
         spent = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        times[event.key[: args.letters]] += spent / STEPS
-        calls[event.key[: args.letters]] += event.count / STEPS
+        times[event.key[:letters]] += spent / STEPS
+        calls[event.key[:letters]] += event.count / STEPS
     return times, calls
 
 

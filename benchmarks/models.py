@@ -2,6 +2,7 @@
 
     python benchmarks/models.py                                  # GPU: all models, 8 and 25 tasks
     python benchmarks/models.py --models bert t5 --tasks 8 --modes eager recorded
+    python benchmarks/models.py --models nllb --modes eager --profile 12   # where the time goes
     python benchmarks/models.py --tiny                           # CPU: the same models, tiny
 
 Hugging Face's architectures at the sizes of their published configs, with random weights and data:
@@ -24,6 +25,7 @@ import math
 import statistics
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import transformers
+from device_profile import kernels_of, show
 from step import captured, peak_gib
 from torch import Tensor, nn
 
@@ -354,6 +357,30 @@ def compare(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if mode != "eager" and num_tasks != PLAIN and ("compiled", PLAIN) in times:
             floor = ("compiled", PLAIN)
         yield table_row(model, bench, times, (mode, num_tasks), floor)
+    if args.profile:
+        show_kernels(bench, args)
+
+
+def show_kernels(bench: Bench, args: argparse.Namespace) -> None:
+    """Time of a step, of the host in it and of its kernels, and which are more than in plain."""
+    plain: Counter[str] | None = None
+    for (mode, num_tasks), step in bench.steps.items():
+        bench.wait()
+        start = time.perf_counter()
+        for _ in range(args.steps):
+            step()
+        host = time.perf_counter() - start
+        bench.wait()
+        wall = time.perf_counter() - start
+        spent = f"{1e3 * wall / args.steps:.1f} ms, the host {1e3 * host / args.steps:.1f}; kernels"
+        times, calls = kernels_of(step, args.device)
+        title = f"{mode}, {f'{num_tasks} tasks' if num_tasks else 'plain'}: {spent}"
+        show(title, times, calls, 0)
+        if plain is None:
+            plain = times
+        else:
+            more = Counter({name: times[name] - plain[name] for name in {*times, *plain}})
+            show("more than plain", more, calls, args.profile)
 
 
 def table_row(
@@ -406,6 +433,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="the modes take turns so often")
     parser.add_argument("--steps", type=int, default=5, help="of a mode in a round")
     parser.add_argument("--by-layer", action="store_true", help="compile every layer by itself")
+    parser.add_argument("--profile", type=int, default=0, help="show so many kernels of each")
     parser.add_argument("--tiny", action="store_true", help="tiny configs, for a CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the table as JSON, row by row")
