@@ -350,7 +350,8 @@ def outer_products(
 
 def are_products_in_place(left: Tensor, width: int) -> bool:
     """Whether products with matrices of that width are taken where both lie, without a copy."""
-    if not left.is_cuda or left.dtype not in _HALF or triton_kernels() is None:
+    kernels = triton_kernels() if left.is_cuda and left.dtype in _HALF else None
+    if kernels is None or not kernels.can_multiply(left.device):
         return False
     return left.numel() * width <= _LARGE
 

@@ -134,11 +134,12 @@ def _as_real(stack: Tensor) -> Tensor:
 
 def stacked(blocks: Sequence[Tensor], components: Sequence[int], num_components: int) -> Stacked:
     """`Stacked`, or on CUDA the kernels that do the same."""
-    kernels = triton_kernels() if blocks[0].is_cuda else None
-    if kernels is None or blocks[0].shape[-2] > kernels.MOST_TASKS:
+    kernels, device = triton_kernels() if blocks[0].is_cuda else None, blocks[0].device
+    if kernels is None or not kernels.can_multiply(device):
         return Stacked(blocks, components, num_components)
-    device = blocks[0].device  # a kernel reads the memory of one
-    if not all(block.dtype in kernels.DTYPES and block.device == device for block in blocks):
+    # A kernel reads the memory of one device.
+    are_alike = all(block.dtype in kernels.DTYPES and block.device == device for block in blocks)
+    if not are_alike or blocks[0].shape[-2] > kernels.MOST_TASKS:
         return Stacked(blocks, components, num_components)
     launched: Stacked = kernels.Launched(blocks, components, num_components)
     return launched

@@ -290,6 +290,12 @@ def processors_of(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@cache
+def can_multiply(device: torch.device) -> bool:
+    """Whether kernels with products were made for such a GPU: its tensor cores know bfloat16."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 # -- sums over the entries of each task, for shifts, scales and normalisations -----------------
 
 
