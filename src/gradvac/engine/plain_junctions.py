@@ -315,18 +315,16 @@ def _build_norms(
 def _build_scales(
     junction: PlainJunction, gradients: Parts, saved: Sequence[Parts], segments: Segments
 ) -> Sums:
-    (factors,), num = saved, 1 if junction.is_used_again else len(gradients)
-    is_whole, width = factors[0].shape == gradients[0].shape, junction.width
+    (factors,), width = saved, junction.width
+    is_whole = factors[0].shape == gradients[0].shape  # else it was broadcast
     if is_whole and are_norms_in_place(factors[0], width):  # with nothing to normalise
         values = _flat(junction, gradients, width), _flat(junction, factors, width)
-        ones = values[1][0].new_ones(len(values[1][0]), 1, dtype=torch.float32)
-        return norm_sums(*values, [], [ones] * num, segments)
-    if is_whole:
-        joined = torch.cat([*gradients]) * torch.cat([*factors])
-    else:  # broadcast
-        pairs = zip(gradients, factors, strict=True)
-        joined = torch.cat([gradient * factor for gradient, factor in pairs])
-    return segments.sum(joined.reshape(num, -1, width)), None
+        ones = values[0][0].new_ones(len(values[0][0]), 1, dtype=torch.float32)
+        return norm_sums(*values, [], [ones] * len(values[0]), segments)
+    pairs = zip(gradients, factors, strict=True)
+    products = _flat(junction, [gradient * factor for gradient, factor in pairs], width)
+    joined = products[0][None] if len(products) == 1 else torch.stack([*products])
+    return segments.sum(joined), None
 
 
 def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:

@@ -318,7 +318,7 @@ def _by_task(
     for key, owners in seen.items():
         for how, owner in ((How.MEASURED, owners.measured), (How.DECLARED, owners.declared)):
             if owner is not None:
-                evidence.tolerance_at(key, owner, num_tasks)  # for the steps between probes
+                evidence.tolerance_at(key, owner, num_tasks)  # of steps between probes; may refuse
                 found[key] = how if owners.are_apart(owner) else found[key]
     return found, lengths
 
