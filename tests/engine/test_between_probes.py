@@ -506,7 +506,7 @@ def test_a_tiny_task_that_comes_later(probes: list[int]) -> None:
     """Whether larger ones may hide it is known once it was probed."""
 
     def run(m: Any, x: Tensor, share: float) -> Any:
-        hidden = m.first(x.requires_grad_())[torch.arange(B)]
+        hidden = m.first(x.requires_grad_())[torch.arange(B)[:, None], torch.arange(D)]
         return m.last(hidden + share * hidden.roll(1, 0).detach())
 
     model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))

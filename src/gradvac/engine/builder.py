@@ -74,6 +74,7 @@ class GradientBuilder:
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
+        self._moved: dict[int, Segments] = {}  # by position of the index
         self._arrived: dict[int, _Arrived] = {}  # by position
         self._by_task: Segments | None = None
         self._waiting: list[Arrived] = []
@@ -263,8 +264,7 @@ class GradientBuilder:
             return Owned(shape, self._segments_of(0))
         how = self.plan.owners[number, output]
         if isinstance(how, Layout):
-            assert self.rows is not None
-            return Owned(shape, self.rows, *how)
+            return Owned(shape, self._rows_where(how.moved_by), how.dim, how.tiled)
         junction = self.plan.partition.junctions[number]
         position = junction.position
         if how is How.REACHED:
@@ -276,6 +276,16 @@ class GradientBuilder:
         assert self.measured is not None
         assert gradient is not None
         return self.measured.of((number, output), junction, gradient)
+
+    def _rows_where(self, moved_by: int | None) -> Segments:
+        """The tasks of the rows of the losses, or of every entry behind an index."""
+        assert self.rows is not None
+        if moved_by is None:
+            return self.rows
+        if moved_by not in self._moved:
+            tasks = self.rows.tasks[self.graph.moved[moved_by]]
+            self._moved[moved_by] = Segments(tasks, self._num_tasks, self.losses.device)
+        return self._moved[moved_by]
 
     def _segments_of(self, rows: int | RowTasks) -> Segments:
         """Of entries that all belong to one task, or of rows that the forward declared."""

@@ -13,7 +13,7 @@ from torch import nn
 from gradvac.engine.graph import LEAF, Graph, check_readable, may_write
 from gradvac.engine.junctions import Junction, Partition, find_junctions
 from gradvac.engine.kernels import tolerance
-from gradvac.engine.layouts import Layout, follow_losses
+from gradvac.engine.layouts import Layout, Moves, follow_losses
 from gradvac.engine.ownership import Key
 from gradvac.engine.plan import Plan
 from gradvac.engine.probe import Subject
@@ -93,7 +93,8 @@ class FamiliarOperations:
         if partition is None:
             return None
         assert num_rows is not None
-        followed = follow_losses(graph, partition.holds_rows, num_rows)
+        moves = Moves()
+        followed = follow_losses(graph, partition.holds_rows, num_rows, moves)
         owners: dict[Key, Layout] = {}
         for number, junction in enumerate(partition.junctions):
             for output in range(graph.num_outputs(junction.position)):
@@ -109,6 +110,7 @@ class FamiliarOperations:
             components=[sorted(found) for found in components],
             owners=owners,
             moved=moved,
+            moves=moves.made,
             lowest=lowest,
             tolerance=tolerance(lowest),
             lengths={},

@@ -361,6 +361,7 @@ class Graph:
         signature: The same for graphs of the same structure.
         returned: What a node (position) that has just run returned.
         operands: What a tap (position) was handed beside the gradient of its output.
+        moved: The row of every entry behind an index (position), where that is followed.
         num_hooks: That others registered since the graph was begun, on its nodes or elsewhere.
         has_hooks: Somebody's hooks may run in a backward, and write over gradients.
 
@@ -393,6 +394,7 @@ class Graph:
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}
+        self.moved: dict[int, Tensor] = {}
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, output number) of each input of a node.

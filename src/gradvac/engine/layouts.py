@@ -2,8 +2,10 @@
 
 Row r of the batch owns entry r of the losses. Where its entries are in what an operation was made
 of follows from what the operation does, whatever the data, and whatever the parameters become:
-along a dimension that it leaves alone. Behind an operation that may move rows, or that is not known
-here, owners are measured every step.
+along a dimension that it leaves alone. An index that moves entries of the first dimension (tokens
+that are brought to their experts, and back) is saved in the graph, and says where to (`Move`).
+Behind any other operation that may move rows, or that is not known here, owners are measured every
+step.
 """
 
 # B rows
@@ -19,10 +21,14 @@ from gradvac.engine.graph import LEAF, Graph, indexed_dims, is_pooled, padded_di
 
 
 class Layout(NamedTuple):
-    """Rows lie along `dim`: together, or coming round again (`tiled`)."""
+    """Rows lie along `dim`: together, or coming round again (`tiled`).
+
+    Behind an index (the position of its operation), every entry counts as a row.
+    """
 
     dim: int
     tiled: bool = False
+    moved_by: int | None = None
 
     def stride(self, shape: Sequence[int], num_rows: int) -> int | None:
         """From one row to the next in the order of memory; None where rows cannot lie so.
@@ -34,15 +40,18 @@ class Layout(NamedTuple):
         inner = math.prod(shape[self.dim + 1 :])
         return inner if self.tiled else inner * (shape[self.dim] // num_rows)
 
-    def rows(self, size: int, num_rows: int) -> Tensor:
+    def rows(self, size: int, num_rows: int, device: torch.device) -> Tensor:
         """The row of every entry of the dimension."""
-        every = torch.arange(size)
+        every = torch.arange(size, device=device)
+        if not size:  # an expert without a row
+            return every
         return every % num_rows if self.tiled else every // (size // num_rows)
 
     def __str__(self) -> str:
         which = ("first", "second", "third", "fourth")
         where = which[self.dim] if self.dim < len(which) else f"{self.dim + 1}th"
-        return f"rows along the {where} dimension" + (", repeated" if self.tiled else "")
+        how = ", moved by an index" if self.moved_by is not None else ""
+        return f"rows along the {where} dimension" + (", repeated" if self.tiled else "") + how
 
 
 def layouts(shape: Sequence[int], num_rows: int) -> Iterator[Layout]:
@@ -54,6 +63,104 @@ def layouts(shape: Sequence[int], num_rows: int) -> Iterator[Layout]:
                 yield Layout(dim, tiled=True)
 
 
+class Move(NamedTuple):
+    """Where rows lie above and below an operation (position) that moves them by an index."""
+
+    position: int
+    above: Layout
+    below: Layout
+
+
+class Moves:
+    """The indices of a graph that move rows, as they are met.
+
+    Args:
+        known: What was seen in another graph of its structure, to be checked in this one
+            (`all_agree`); None: it is to be seen in this one, which waits for the device.
+
+    Attributes:
+        made: What was met.
+    """
+
+    def __init__(self, known: Iterable[Move] | None = None) -> None:
+        self._known = None if known is None else {move[:2]: move.below for move in known}
+        self.made: list[Move] = []
+
+    def below(self, graph: Graph, position: int, above: Layout, num_rows: int) -> Layout | None:
+        """Where rows lie in what an index took or added; None where entries of several meet."""
+        if self._known is not None:
+            return self._known.get((position, above))
+        options = [Layout(0, moved_by=position)]
+        if graph.kind(position) != "IndexAdd" and _num_behind(graph, position) % num_rows == 0:
+            options.insert(0, Layout(0))  # back where they were
+        for below in options:
+            move = Move(position, above, below)
+            if bool(_agrees(graph, move, num_rows)):
+                self.made.append(move)
+                return below
+        return None
+
+
+def all_agree(graph: Graph, moves: Sequence[Move], num_rows: int) -> bool:
+    """Whether indices move rows as those of another graph did. Waits for the device.
+
+    Keeps which row every entry behind an index belongs to (`Graph.moved`).
+    """
+    agree = [_agrees(graph, move, num_rows) for move in moves]
+    return bool(torch.stack(agree).all()) if agree else True
+
+
+def _agrees(graph: Graph, move: Move, num_rows: int) -> Tensor:
+    position, above, below = move
+    node, kind = graph.nodes[position], graph.kind(position)
+    index = node._saved_indices[0] if kind in _TAKES_BY_SEVERAL else node._saved_index.reshape(-1)
+    device, size, num_behind = index.device, len(index), _num_behind(graph, position)
+    if kind == "IndexAdd":  # the gradient of what it added is taken
+        rows = rows_of(graph, above, graph.shape(position)[0], num_rows, device)
+        graph.moved[position] = rows[index]
+        return torch.ones((), dtype=torch.bool, device=device)
+    rows, index = rows_of(graph, above, size, num_rows, device), index % num_behind
+    if below.moved_by is None:
+        expected = rows_of(graph, below, num_behind, num_rows, device)
+    else:
+        expected = graph.moved[position] = rows.new_zeros(num_behind).scatter_(0, index, rows)
+    return (expected[index] == rows).all()
+
+
+def _is_by_index(graph: Graph, position: int) -> bool:
+    """Whether an operation takes, or adds to, entries of the first dimension by an index at hand.
+
+    Behind hooks, of a checkpoint for instance, reading it would run a part of the forward.
+    """
+    node, kind = graph.nodes[position], graph.kind(position)
+    if kind not in _BY_INDEX or not callable(node):
+        return False
+    if kind not in _TAKES_BY_SEVERAL:
+        is_first = saved_dims(node, "dim")[0] % len(graph.shape(position)) == 0
+        return is_first and node._raw_saved_index.unpack_hook is None
+    if any(one.unpack_hook is not None for one in node._raw_saved_indices):
+        return False
+    dims, every = indexed_dims(node), node._saved_indices
+    is_first = bool(dims) and dims == (*range(len(dims)),)
+    return is_first and all(every[dim].shape == graph.shape(position)[:1] for dim in dims)
+
+
+def _num_behind(graph: Graph, position: int) -> int:
+    """Entries along the first dimension of what an index took or added."""
+    return graph.shape(*graph.children(position)[-1])[0]
+
+
+def count_rows(graph: Graph, layout: Layout, num_rows: int) -> int:
+    """How many rows a dimension counts where rows lie so."""
+    return num_rows if layout.moved_by is None else _num_behind(graph, layout.moved_by)
+
+
+def rows_of(graph: Graph, layout: Layout, size: int, num_rows: int, device: torch.device) -> Tensor:
+    """The row of every entry of a dimension."""
+    rows = layout.rows(size, count_rows(graph, layout, num_rows), device)
+    return rows if layout.moved_by is None else graph.moved[layout.moved_by][rows]
+
+
 Followed = list[dict[int, Layout | None]]
 """Position -> output -> where rows lie; None: they may move."""
 
@@ -63,10 +170,11 @@ def follow(
     holds_rows: Sequence[bool],
     starts: Iterable[tuple[tuple[int, int], Layout]],
     num_rows: int,
+    moves: Moves | None = None,
 ) -> Followed:
     """From where rows lie in some outputs (position, number) to all whose gradients depend on them.
 
-    Only what holds rows is followed.
+    Only what holds rows is followed; behind an index only if it is told how (`moves`).
     """
     at: Followed = [{} for _ in graph.nodes]
     for output, layout in starts:
@@ -76,16 +184,18 @@ def follow(
             children = graph.children(position)
             edges = [e for e, (child, _) in enumerate(children) if child >= 0 and holds_rows[child]]
             if edges:
-                for edge, below in _through(graph, position, at[position], edges, num_rows):
+                for edge, below in _through(graph, position, at[position], edges, num_rows, moves):
                     if edge in edges:
                         _put(at, children[edge], below)
     return at
 
 
-def follow_losses(graph: Graph, holds_rows: Sequence[bool], num_rows: int) -> Followed:
+def follow_losses(
+    graph: Graph, holds_rows: Sequence[bool], num_rows: int, moves: Moves
+) -> Followed:
     """Find where the rows of losses `[B]` lie."""
     start = (graph.root_positions[0], graph.roots[0].output_nr)
-    return follow(graph, holds_rows, [(start, Layout(0))], num_rows)
+    return follow(graph, holds_rows, [(start, Layout(0))], num_rows, moves)
 
 
 def _put(at: Followed, output: tuple[int, int], layout: Layout | None) -> None:
@@ -101,6 +211,7 @@ def _through(
     above: Mapping[int, Layout | None],
     edges: Sequence[int],
     num_rows: int,
+    moves: Moves | None,
 ) -> Iterable[tuple[int, Layout | None]]:
     """From where rows lie in a node's outputs to where they lie in its inputs (edges)."""
     if graph.names[position] in _HOOKS:
@@ -109,11 +220,17 @@ def _through(
     known = {number: layout for number, layout in above.items() if layout is not None}
     if len(known) < len(above):
         return unknown
-    if (run := graph.run(position)) is not None:
+    is_moved = any(layout.moved_by is not None for layout in known.values())
+    if (run := graph.run(position)) is not None and not is_moved:
         children = graph.children(position)
         shapes = [graph.shape(*child) if child[0] >= 0 else None for child in children]
         inside: Mapping[int, Layout | None] | None = run.follow(known, num_rows, shapes)
         return unknown if inside is None else inside.items()
+    if moves is not None and _is_by_index(graph, position) and known[0].dim == 0:
+        is_sum = graph.kind(position) == "IndexAdd"  # of what was there and what is added
+        moved = [edge for edge in edges if edge or not is_sum]
+        behind = moves.below(graph, position, known[0], num_rows) if moved else None
+        return [(edge, behind if edge in moved else known[0]) for edge in edges]
     dims, below = _moves_along(graph, position, edges), []
     for number, layout in known.items():
         size = len(graph.shape(position, number))
@@ -133,9 +250,11 @@ def _below(
     if kind in _ENTRYWISE and inside == shape:
         return above
     if kind in VIEWS or kind == "Unsqueeze":  # as far apart in memory
+        num_rows = count_rows(graph, above, num_rows)
         stride = above.stride(shape, num_rows)
         every = layouts(inside, num_rows)
-        return next((one for one in every if one.stride(inside, num_rows) == stride), None)
+        below = next((one for one in every if one.stride(inside, num_rows) == stride), None)
+        return below if below is None else below._replace(moved_by=above.moved_by)
     if kind == "Permute":
         dim = saved_dims(node, "dims")[dim] % len(shape)
     elif kind in ("T", "Transpose"):
@@ -156,7 +275,7 @@ def _below(
     elif num_more and kind not in _SAME_NUMBER:
         return None
     same = 0 <= dim < len(inside) and inside[dim] == shape[above.dim]
-    return Layout(dim, above.tiled) if same else None
+    return above._replace(dim=dim) if same else None
 
 
 # -- operations, and the dimensions along which they may move or mix entries ---------------------
@@ -177,6 +296,9 @@ def _moves_along(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[
         return _contracted(graph, position, edges)
     if any(edges) and kind in _WITH_WEIGHTS:  # a weight made of rows serves all of them
         return _ANY
+    if kind == "GroupedMm":  # rows by an expert each, if neither output nor input counts experts
+        inner = [graph.shape(*graph.children(position)[edge]) for edge in edges]
+        return _ANY[1:] if {len(s) for s in (graph.shape(position), *inner)} == {2} else _ANY
     if kind in _WITHIN_ROWS or kind.startswith(_OVER_SPACE):
         return _ANY[1:]
     return _BY_SETTING[kind](node) if kind in _BY_SETTING else _ANY
@@ -288,9 +410,11 @@ _OVER_SPACE = (
 _WITH_WEIGHTS = kinds(
     """
     Convolution NativeGroupNorm NativeLayerNorm FusedRmsNorm NativeBatchNorm CudnnBatchNorm
-    MiopenBatchNorm MkldnnRnnLayer CudnnRnn
+    MiopenBatchNorm MkldnnRnnLayer CudnnRnn GroupedMm
     """
 )
+_TAKES_BY_SEVERAL = kinds("Index UnsafeIndex")  # indices
+_BY_INDEX = _TAKES_BY_SEVERAL | kinds("IndexSelect IndexAdd")
 _ALONG_DIM = kinds(
     """
     IndexSelect IndexAdd IndexCopy IndexReduce Gather Scatter ScatterAdd ScatterReduce

@@ -11,7 +11,7 @@ from torch import nn
 
 from gradvac.engine.graph import Graph, NotSeparable
 from gradvac.engine.junctions import Partition
-from gradvac.engine.layouts import VIEWS, Layout, follow_losses
+from gradvac.engine.layouts import VIEWS, Layout, Move, Moves, all_agree, follow_losses
 from gradvac.engine.ownership import Key
 from gradvac.engine.plain_junctions import PlainJunctions
 
@@ -48,6 +48,7 @@ class Plan:
         components: That every junction contributes to.
         owners: How the owners of every output of a junction are known.
         moved: Positions that were assumed to hold rows and do not.
+        moves: Where indices move rows to; checked in every graph.
         lowest: The narrowest dtype on the way.
         tolerance: How much of what is measured may stay unexplained.
         lengths: Of tasks' gradients, when probed where owners are measured.
@@ -62,6 +63,7 @@ class Plan:
     components: list[list[int]]
     owners: Mapping[Key, Ownership]
     moved: frozenset[int]
+    moves: Sequence[Move]
     lowest: torch.dtype
     tolerance: float
     lengths: Mapping[int, float]
@@ -135,15 +137,15 @@ class Plan:
             *[nodes[position]._saved_self_sym_sizes for position in views],
             *[graph.run(position).sizes for position in regions],
         )
-        if sizes in self._sizes:
-            return True
-        followed = follow_losses(graph, self.partition.holds_rows, num_rows)
-        for (position, number), layout in layouts.items():
-            if followed[position].get(number, layout) != layout:
-                return False
-        if len(self._sizes) < _MOST_SIZES:
-            self._sizes.add(sizes)
-        return True
+        if sizes not in self._sizes:
+            moves = Moves(self.moves)
+            followed = follow_losses(graph, self.partition.holds_rows, num_rows, moves)
+            for (position, number), layout in layouts.items():
+                if followed[position].get(number, layout) != layout:
+                    return False
+            if len(self._sizes) < _MOST_SIZES:
+                self._sizes.add(sizes)
+        return all_agree(graph, self.moves, num_rows)
 
     def _read(self, graph: Graph) -> _Found:
         """What lies on the way from the losses to rows that were found."""

@@ -65,15 +65,15 @@ class Planner:
             known.check(graph)
         num_rows = None if losses.index is None else len(losses.index)
         is_finished = not any(plan.unfinished for plan in known.plans)
-        fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
-        is_seen = bool(fitting) and fitting[0].has_seen(losses.present)
+        fitting = next((plan for plan in known.plans if plan.holds_for(graph, num_rows)), None)
         subject = Subject(graph, losses, declared, self._names, self._tasks)
-        if is_seen and is_finished and not verify:
-            if fitting[0].refusal is not None:
-                raise NotSeparable(fitting[0].refusal)
+        is_seen = fitting is not None and fitting.has_seen(losses.present)
+        if fitting is not None and is_seen and is_finished and not verify:
+            if fitting.refusal is not None:
+                raise NotSeparable(fitting.refusal)
             if graph.has_hooks:  # others, or they do something else by now
-                check_hooks(subject, fitting[0].partition)
-            return fitting[0]
+                check_hooks(subject, fitting.partition)
+            return fitting
         earlier = known.plans[0] if known.plans else None
         if earlier is None and not known.refusals and not verify:
             followed = self._familiar.plan(subject)
@@ -88,15 +88,16 @@ class Planner:
                 del known.refusals[next(iter(known.refusals))]
             raise
         except torch.OutOfMemoryError:
-            if not fitting or not is_finished:
+            if fitting is None or not is_finished:
                 raise
+            fitting.holds_for(graph, num_rows)  # finds again where indices move rows
             warn_caller(
                 "engine: this step was to verify which rows belong to which task, but its passes, "
                 "which keep the graph, ran out of memory; verification skipped."
             )
-            return fitting[0]
+            return fitting
         self._familiar.learn(subject, plan)
-        rest = [other for other in known.plans if not other.unfinished and other not in fitting]
+        rest = [other for other in known.plans if not other.unfinished and other is not fitting]
         known.plans[:] = [plan, *rest][:_MOST_SIZES]
         return plan
 

@@ -22,7 +22,7 @@ from gradvac.engine.graph import LEAF, Graph, NotSeparable, check_readable
 from gradvac.engine.joint_gradient import JointGradient
 from gradvac.engine.junctions import Junction, Partition, find_junctions
 from gradvac.engine.kernels import negligible, repeatable, sketch, tolerance
-from gradvac.engine.layouts import Layout, follow_losses
+from gradvac.engine.layouts import Layout, Move, Moves, follow_losses, rows_of
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, row_codes, unexplained
 from gradvac.engine.passes import (
@@ -69,11 +69,15 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Junctions of a subject, some of which may be too early; where rows are expected to lie."""
+    """Junctions of a subject, some of which may be too early; where rows are expected to lie.
+
+    And where indices are expected to move them.
+    """
 
     subject: Subject
     partition: Partition
     layouts: Mapping[Key, Layout]
+    moves: Sequence[Move]
 
     def junction(self, key: Key) -> Junction:
         """The junction of an output."""
@@ -159,6 +163,7 @@ def probe(
         components=[sorted(components) for components in by_junction],
         owners=findings.owners,
         moved=moved,
+        moves=candidate.moves,
         lowest=subject.graph.lowest(),
         tolerance=findings.tolerance,
         lengths=lengths,
@@ -181,7 +186,7 @@ def _examine(
         if moved and (partition.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
             # What was assumed to hold rows does, and they are mixed on the way to the losses.
             raise NotSeparable(_coupled(subject, mixed))
-        candidate = Candidate(subject, partition, _expected_layouts(subject, partition))
+        candidate = Candidate(subject, partition, *_expected_layouts(subject, partition))
         findings = _find_owners(candidate, passes, lengths)
         if not findings.mixed:
             return candidate, findings, moved
@@ -192,15 +197,19 @@ def _examine(
         moved = moved | too_early
 
 
-def _expected_layouts(subject: Subject, partition: Partition) -> dict[Key, Layout]:
+def _expected_layouts(
+    subject: Subject, partition: Partition
+) -> tuple[dict[Key, Layout], list[Move]]:
     """How rows lie where that follows from the operations, unless the forward declared others.
 
-    From operations and hooks it does not follow: these may begin to do anything.
+    And where indices move them. From operations and hooks it does not follow: these may begin to do
+    anything.
     """
+    moves = Moves()
     if subject.num_rows is None or subject.graph.has_hooks:
-        return {}
-    followed = follow_losses(subject.graph, partition.holds_rows, subject.num_rows)
-    return {
+        return {}, moves.made
+    followed = follow_losses(subject.graph, partition.holds_rows, subject.num_rows, moves)
+    layouts = {
         (number, output): layout
         for number, junction in enumerate(partition.junctions)
         if subject.declared_at(junction.position) is None
@@ -208,6 +217,7 @@ def _expected_layouts(subject: Subject, partition: Partition) -> dict[Key, Layou
         # What has no gradient in any batch may belong to anybody.
         if (layout := followed[junction.position].get(output, Layout(0))) is not None
     }
+    return layouts, moves.made
 
 
 def _find_owners(candidate: Candidate, passes: "_Passes", lengths: dict[int, float]) -> Findings:
@@ -287,7 +297,9 @@ def _by_layout(candidate: Candidate, evidence: "Evidence", key: Key) -> Ownershi
         return How.MEASURED
     are_last = candidate.rows_are_last(key)
     seen = layout._replace(dim=0) if are_last else layout  # as its vectors were sketched
-    if evidence.rows_lie(seen, key, num_rows):
+    size, device = evidence.joint[key].shape[seen.dim], evidence.joint[key].device
+    rows = rows_of(candidate.subject.graph, seen, size, num_rows, device)
+    if evidence.rows_lie(rows, seen.dim, key, num_rows):
         return layout
     return None if are_last else How.MEASURED
 
@@ -442,13 +454,12 @@ class Evidence:
         """Whether a gradient other than zero came."""
         return key in self.coded and bool(self.coded[key].any())
 
-    def rows_lie(self, layout: Layout, key: Key, num_rows: int) -> bool:
-        """Whether rows are seen to lie along a dimension of the sketches."""
+    def rows_lie(self, rows: Tensor, dim: int, key: Key, num_rows: int) -> bool:
+        """Whether the entries of a dimension of the sketches are seen to belong to these rows."""
         joint = self.joint[key]
         view = [1] * (joint.dim() - 1)
-        view[layout.dim] = -1
-        row = layout.rows(joint.shape[layout.dim], num_rows).to(joint.device)
-        row = row.view(view).expand(joint.shape[:-1])
+        view[dim] = -1
+        row = rows.view(view).expand(joint.shape[:-1])
         codes = row_codes(num_rows)[None].to(joint)
         share, amount = map(float, unexplained(joint, [self.coded[key]], codes, row))
         allowed, noise = self.tolerance_at(key, row, num_rows)
