@@ -281,6 +281,11 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         out = left.new_zeros(segments.num_tasks, left.shape[1], right.shape[1])
         torch.mm(left.t(), right, out=out[segments.only])
         return out
+    is_single = left.is_cuda and left.dtype == right.dtype == torch.float32
+    kernels = triton_kernels() if is_single and not segments.is_known_to_host else None
+    if kernels is not None and kernels.can_multiply(left.device):  # without waiting for counts
+        made: tuple[Tensor, Tensor | None] = kernels.products([left], [right], segments, 0)
+        return made[0][0]
     left, right = segments.sort(left), segments.sort(right)
     is_grouped = left.is_cuda and left.dtype == torch.bfloat16
     if is_grouped and not _are_many_and_equal(segments, length):

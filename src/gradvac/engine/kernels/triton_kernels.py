@@ -22,7 +22,7 @@ from gradvac.utils.devices import RECORDED, index_on, is_captured
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checking: torch's
 WIDEST = 8192  # a row of a normalisation is held in registers
-_OUTPUTS, _INPUTS, _ENTRIES = 128, 128, 64  # of a tile of a product; wider ones are slower
+_OUTPUTS, _INPUTS, _ENTRIES = 128, 128, 64  # of a tile of a product in 16 bits; wider is slower
 
 
 # -- many parameters at once -----------------------------------------------------------------
@@ -321,7 +321,7 @@ def _row(ORDER, entry, here, PER_ROW, SORTED: tl.constexpr):
     return tl.load(ORDER + entry // PER_ROW, mask=here, other=0) * PER_ROW + entry % PER_ROW
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NUM", "T"])  # which differ from launch to launch
 def _norm_kernel(
     ADDRESS,
     GY_LIKE,
@@ -463,7 +463,7 @@ def segment_sums(values: Tensor, segments: Segments) -> Tensor:
 # -- products of inputs and output gradients by task, for linear layers ------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NUM", "T"])
 def _products_kernel(
     ADDRESS,
     LIKE,
@@ -482,6 +482,7 @@ def _products_kernel(
     SHIFT: tl.constexpr,
     SORTED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     tiles = tl.cdiv(OUTPUTS, BLOCK_O) * tl.cdiv(INPUTS, BLOCK_I)
     number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -511,7 +512,7 @@ def _products_kernel(
             mask=here[:, None] & (inputs < INPUTS)[None, :],
             other=0.0,
         )
-        total = tl.dot(tl.trans(left), right, total)
+        total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
     place = (number.to(tl.int64) * OUTPUTS + outputs[:, None]) * INPUTS + inputs[None, :]
     inside = (outputs < OUTPUTS)[:, None] & (inputs < INPUTS)[None, :]
     tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=inside)
@@ -548,6 +549,7 @@ def products(
     width = num_outputs if sums_of == 1 else num_inputs
     sums = out.new_empty(num, num_tasks, width, dtype=torch.float32) if sums_of else None
     tiles = triton.cdiv(num_outputs, _OUTPUTS) * triton.cdiv(num_inputs, _INPUTS)
+    is_exact = torch.get_float32_matmul_precision() == "highest"
     _products_kernel[(num * num_tasks * tiles,)](
         _addresses(lefts, rights),
         lefts[0],
@@ -562,10 +564,11 @@ def products(
         num_inputs,
         BLOCK_O=_OUTPUTS,
         BLOCK_I=_INPUTS,
-        BLOCK=_ENTRIES,
+        BLOCK=_ENTRIES * 2 // out.element_size(),
         SHIFT=sums_of,
         SORTED=segments.order is None,
         ALIGNED=_are_aligned(*lefts, *rights),
+        PRECISION="ieee" if is_exact else "tf32",  # of float32, as torch's products
         num_warps=8,
         num_stages=3,
     )
