@@ -135,6 +135,7 @@ def test_no_pass_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_grouped_products(transposed: bool) -> None:
     """Experts that are one parameter: their rows are followed, and only those."""
+
     def run(m: Any, x: Tensor, order: Tensor) -> Tensor:
         ends = torch.tensor([2, 3, len(order)], dtype=torch.int32)
         weights = m.experts.mT if transposed else m.experts

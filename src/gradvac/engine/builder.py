@@ -427,7 +427,7 @@ class GradientBuilder:
         self, position: int, gradients: Mapping[int, Tensor], task: int
     ) -> list[Tensor | None]:
         """The gradients of a node's outputs, of one task."""
-        described = self.graph.nodes[position]._input_metadata
+        described = self.graph.described(position)
         by_output: list[Tensor | None] = [None] * self.graph.num_outputs(position)
         for number, of_tasks in gradients.items():
             by_output[number] = of_tasks[task].to(described[number].dtype)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -31,9 +31,16 @@ def kind_of(name: str) -> str:
     return re.sub(r"^torch::autograd::|Backwards?\d*$", "", name)
 
 
+@lru_cache(1024)
+def _is_python(kind: Any) -> bool:
+    is_callable = any("__call__" in vars(base) for base in kind.__mro__)
+    return not is_callable and hasattr(kind, "apply")
+
+
 def is_python_function(node: Any) -> bool:
     """Whether the node is a Python `autograd.Function`, a compiled region for instance."""
-    return not callable(node) and hasattr(node, "apply")
+    kind: Any = type(node)
+    return _is_python(kind)
 
 
 def may_write(node: Any) -> bool:
@@ -245,6 +252,11 @@ def _kind(node: Any) -> _Kind:
     return names
 
 
+def settings(node: Any) -> list[object]:
+    """What a node has saved of how it moves or mixes entries along dimensions."""
+    return [read(node) for read in (_KINDS.get(type(node)) or _kind(node))[1]]
+
+
 class GraphSignature:
     """The structure that graphs have in common; the same object for all of them.
 
@@ -256,9 +268,15 @@ class GraphSignature:
         roots: Positions of the roots.
     """
 
-    def __init__(self, met: Sequence[Any], index: Mapping[Any, int], roots: Sequence[int]) -> None:
-        inner = [[(index[child], number) for child, number in n.next_functions] for n in met]
-        self.order = _post_order([[child for child, _ in edges] for edges in inner], roots)
+    def __init__(
+        self,
+        met: Sequence[Any],
+        edges: Sequence[tuple[tuple[Any, int], ...]],
+        index: Mapping[Any, int],
+        roots: Sequence[int],
+    ) -> None:
+        inner = [[(index[child], number) for child, number in of_node] for of_node in edges]
+        self.order = _post_order([[child for child, _ in of_node] for of_node in inner], roots)
         position = {where: number for number, where in enumerate([-1, *self.order], start=-1)}
         self.names = [(_KINDS.get(type(met[o])) or _kind(met[o]))[0] for o in self.order]
         self.children = [tuple((position[c], number) for c, number in inner[o]) for o in self.order]
@@ -288,15 +306,15 @@ def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list
 
 def _walk(
     starts: Sequence[Any], parameter_ids: Collection[int], settings: object
-) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
-    """Collect the nodes, their positions, and what distinguishes graphs.
+) -> tuple[list[Any], list[tuple[tuple[Any, int], ...]], dict[Any, int], tuple[object, ...]]:
+    """Collect the nodes, their inputs, their positions, and what distinguishes graphs.
 
     Runs every step, so it is kept lean.
     """
     index: dict[Any, int] = {None: -1}
     for start in starts:
         index.setdefault(start, len(index) - 1)
-    met = list(index)[1:]
+    met, edges = list(index)[1:], list[tuple[tuple[Any, int], ...]]()
     parts: list[object] = [settings, *(index[start] for start in starts)]
     where, add, kinds = index.get, parts.append, _KINDS
     for node in met:  # grows on the way
@@ -305,8 +323,11 @@ def _walk(
         if name == LEAF:
             identity = id(node.variable)
             add(identity if identity in parameter_ids else None)
+            edges.append(())
             continue
-        for child, number in node.next_functions:
+        inputs = node.next_functions
+        edges.append(inputs)
+        for child, number in inputs:
             at = where(child)
             if at is None:
                 at = index[child] = len(met)
@@ -316,7 +337,7 @@ def _walk(
             add(run.region)
         for read in settings_of:
             add(read(node))
-    return met, index, tuple(parts)
+    return met, edges, index, tuple(parts)
 
 
 _FSDP2 = "RegisterPostBackwardFunctionBackward"  # its hooks leave gradients alone
@@ -377,12 +398,12 @@ class Graph:
     ) -> None:
         self.roots = tuple(roots)
         starts = [get_gradient_edge(root).node for root in roots]
-        met, index, parts = _walk(starts, known, settings)
+        met, edges, index, parts = _walk(starts, known, settings)
         num_hooks = _count_hooks(met)
         parts = (num_hooks, *parts)
         signature = _SIGNATURES.get(parts)
         if signature is None:
-            signature = GraphSignature(met, index, [index[start] for start in starts])
+            signature = GraphSignature(met, edges, index, [index[start] for start in starts])
             _SIGNATURES[parts] = signature
             if len(_SIGNATURES) > _MOST_KEPT:
                 del _SIGNATURES[next(iter(_SIGNATURES))]
@@ -391,6 +412,7 @@ class Graph:
         self.names, self.root_positions = signature.names, signature.roots
         self.num_hooks = num_hooks
         self.has_hooks = num_hooks != 0 and _FSDP2 not in self.names
+        self._described: dict[int, Any] = {}
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}
@@ -403,15 +425,21 @@ class Graph:
         """
         return self.signature.children[position]
 
+    def described(self, position: int) -> Any:
+        """Shape and dtype of every output of a node."""
+        found = self._described.get(position)
+        if found is None:  # asking a node is slow
+            found = self._described[position] = self.nodes[position]._input_metadata
+        return found
+
     def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
         """The shape of an output of a node."""
         shape = self._shapes.get((position, number))
-        if shape is None:  # asking a node is slow
-            node = self.nodes[position]
+        if shape is None:
             if self.names[position] == LEAF:
-                shape = tuple(node.variable.shape)
+                shape = tuple(self.nodes[position].variable.shape)
             else:
-                shape = tuple(node._input_metadata[number].shape)
+                shape = tuple(self.described(position)[number].shape)
             self._shapes[position, number] = shape
         return shape
 
@@ -432,14 +460,13 @@ class Graph:
         """Of a node, as far as their gradients are gradients of the losses."""
         if self.is_tap(position):
             return 1
-        return len(self.nodes[position]._input_metadata)
+        return len(self.described(position))
 
     def is_complex(self, position: int, number: int = 0) -> bool:
         """Whether an output of a node is complex."""
-        node = self.nodes[position]
         if self.names[position] == LEAF:
-            return bool(node.variable.is_complex())
-        return bool(node._input_metadata[number].dtype.is_complex)
+            return bool(self.nodes[position].variable.is_complex())
+        return bool(self.described(position)[number].dtype.is_complex)
 
     def is_plain_cast(self, position: int) -> bool:
         """Whether a node is a cast, but not one of real numbers to complex ones."""
@@ -455,7 +482,9 @@ class Graph:
 
     def lowest(self) -> torch.dtype:
         """The narrowest dtype of floating point on the way."""
-        every = (described.dtype for node in self.nodes for described in node._input_metadata)
+        every = {
+            one.dtype for position in range(len(self.nodes)) for one in self.described(position)
+        }
         dtypes = {dtype for dtype in every if dtype.is_floating_point}
         return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
 
@@ -473,8 +502,9 @@ class Graph:
     @property
     def is_nested(self) -> bool:
         """Whether nested tensors are part of it, which have no shape to speak of."""
-        every = (described for node in self.nodes for described in node._input_metadata)
-        return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in every)
+        every = map(self.described, range(len(self.nodes)))
+        outputs = (one for of_node in every for one in of_node)
+        return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in outputs)
 
     def check_compiled(self) -> None:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""
@@ -517,16 +547,20 @@ def check_readable(graph: Graph) -> None:
             "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
             'engine="per_task".'
         )
+    if graph.is_nested:
+        raise NotSeparable(
+            "engine: nested tensors have no rows of one size; pad them "
+            '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
+        )
+
+
+def check_repeatable(graph: Graph) -> None:
+    """Raise for graphs that let a backward run only once: a probe takes several."""
     if any(map(is_selective, graph.nodes)):
         raise NotSeparable(
             "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
             "once, and telling which rows belong to which task takes several; checkpoint without "
             'it, or use engine="per_task" with a forward for each task, as a mapping task -> loss.'
-        )
-    if graph.is_nested:
-        raise NotSeparable(
-            "engine: nested tensors have no rows of one size; pad them "
-            '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
         )
 
 

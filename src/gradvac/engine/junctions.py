@@ -124,11 +124,15 @@ def find_junctions(
                 partition.outside.append(position)
                 below[position] = True
             continue
-        edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c])
-        alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
-        parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
+        inner = [child for child, _ in children if child >= 0]
+        deeper = any(below[child] for child in inner)
+        edges: tuple[int, ...] = ()
+        parameters, alone = nothing, False
+        if any(made_of[child] for child in inner):
+            edges = tuple([e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c]])
+            parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
+            alone = all(made_of[child] is not None for child in inner)
         partition.holds_no_rows |= alone and position in roots
-        deeper = any(c >= 0 and below[c] for c, _ in children)
         if alone and position not in roots:
             rows = num_rows(position)
             if position in moved or not _may_hold_rows(graph, position, rows):
@@ -138,8 +142,8 @@ def find_junctions(
         made_of.append(None)
         partition.row_nodes.append(position)
         is_function = is_python_function(graph.nodes[position]) and not graph.is_tap(position)
-        if may_write(graph.nodes[position]) and name != COMPILED and not graph.is_tap(position):
-            partition.writers.append(position)
+        if is_function or may_write(graph.nodes[position]):
+            partition.writers += [position] * (name != COMPILED and not graph.is_tap(position))
         below[position] = deeper or bool(edges)
         if edges:
             edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))

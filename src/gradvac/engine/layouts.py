@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradvac.engine.graph import LEAF, Graph, indexed_dims, is_pooled, padded_dims
+from gradvac.engine.graph import (
+    COMPILED,
+    LEAF,
+    Graph,
+    indexed_dims,
+    is_pooled,
+    padded_dims,
+    settings,
+)
 
 
 class Layout(NamedTuple):
@@ -91,7 +99,8 @@ class Moves:
         if self._known is not None:
             return self._known.get((position, above))
         options = [Layout(0, moved_by=position)]
-        if graph.kind(position) != "IndexAdd" and _num_behind(graph, position) % num_rows == 0:
+        is_whole = _num_behind(graph, position) % num_rows == 0
+        if graph.names[position] != _SUM_BY_INDEX and is_whole:
             options.insert(0, Layout(0))  # back where they were
         for below in options:
             move = Move(position, above, below)
@@ -112,10 +121,10 @@ def all_agree(graph: Graph, moves: Sequence[Move], num_rows: int) -> bool:
 
 def _agrees(graph: Graph, move: Move, num_rows: int) -> Tensor:
     position, above, below = move
-    node, kind = graph.nodes[position], graph.kind(position)
-    index = node._saved_indices[0] if kind in _TAKES_BY_SEVERAL else node._saved_index.reshape(-1)
+    node, name = graph.nodes[position], graph.names[position]
+    index = node._saved_indices[0] if name in _BY_INDICES else node._saved_index.reshape(-1)
     device, size, num_behind = index.device, len(index), _num_behind(graph, position)
-    if kind == "IndexAdd":  # the gradient of what it added is taken
+    if name == _SUM_BY_INDEX:  # the gradient of what it added is taken
         rows = rows_of(graph, above, graph.shape(position)[0], num_rows, device)
         graph.moved[position] = rows[index]
         return torch.ones((), dtype=torch.bool, device=device)
@@ -127,15 +136,15 @@ def _agrees(graph: Graph, move: Move, num_rows: int) -> Tensor:
     return (expected[index] == rows).all()
 
 
-def _is_by_index(graph: Graph, position: int) -> bool:
-    """Whether an operation takes, or adds to, entries of the first dimension by an index at hand.
+def _is_at_hand(graph: Graph, position: int) -> bool:
+    """Whether an operation by an index works along the first dimension, and it is at hand.
 
     Behind hooks, of a checkpoint for instance, reading it would run a part of the forward.
     """
-    node, kind = graph.nodes[position], graph.kind(position)
-    if kind not in _BY_INDEX or not callable(node):
+    node, name = graph.nodes[position], graph.names[position]
+    if not callable(node):  # somebody's function of that name
         return False
-    if kind not in _TAKES_BY_SEVERAL:
+    if name not in _BY_INDICES:
         is_first = saved_dims(node, "dim")[0] % len(graph.shape(position)) == 0
         return is_first and node._raw_saved_index.unpack_hook is None
     if any(one.unpack_hook is not None for one in node._raw_saved_indices):
@@ -214,28 +223,56 @@ def _through(
     moves: Moves | None,
 ) -> Iterable[tuple[int, Layout | None]]:
     """From where rows lie in a node's outputs to where they lie in its inputs (edges)."""
-    if graph.names[position] in _HOOKS:
+    name, node = graph.names[position], graph.nodes[position]
+    if name in _HOOKS:
         return above.items()
-    unknown = [(edge, None) for edge in edges]
     known = {number: layout for number, layout in above.items() if layout is not None}
     if len(known) < len(above):
-        return unknown
+        return [(edge, None) for edge in edges]
+    shape, children = graph.shape, graph.children(position)
     is_moved = any(layout.moved_by is not None for layout in known.values())
-    if (run := graph.run(position)) is not None and not is_moved:
-        children = graph.children(position)
-        shapes = [graph.shape(*child) if child[0] >= 0 else None for child in children]
+    if name == COMPILED and (run := graph.run(position)) is not None and not is_moved:
+        shapes = [shape(*child) if child[0] >= 0 else None for child in children]
         inside: Mapping[int, Layout | None] | None = run.follow(known, num_rows, shapes)
-        return unknown if inside is None else inside.items()
-    if moves is not None and _is_by_index(graph, position) and known[0].dim == 0:
-        is_sum = graph.kind(position) == "IndexAdd"  # of what was there and what is added
+        return [(edge, None) for edge in edges] if inside is None else inside.items()
+    is_by_index = name in _BY_INDEX and not known[0].dim and _is_at_hand(graph, position)
+    if is_by_index and moves is not None:
+        is_sum = name == _SUM_BY_INDEX  # of what was there and what is added
         moved = [edge for edge in edges if edge or not is_sum]
         behind = moves.below(graph, position, known[0], num_rows) if moved else None
         return [(edge, behind if edge in moved else known[0]) for edge in edges]
-    dims, below = _moves_along(graph, position, edges), []
-    for number, layout in known.items():
+    if is_moved:  # whose rows are counted in this graph alone
+        return _through_alike(graph, position, known, edges, num_rows)
+    key = (
+        *(name, type(node), *settings(node), num_rows, len(children)),
+        *[(number, layout, shape(position, number)) for number, layout in known.items()],
+        *[(edge, shape(*children[edge])) for edge in edges],
+    )
+    below = _ALIKE.get(key)
+    if below is None:
+        below = _ALIKE[key] = _through_alike(graph, position, known, edges, num_rows)
+        if len(_ALIKE) > _MOST_ALIKE:
+            del _ALIKE[next(iter(_ALIKE))]
+    return below
+
+
+_ALIKE: dict[object, list[tuple[int, Layout | None]]] = {}
+_MOST_ALIKE = 4096  # operations; the layers of a model are
+
+
+def _through_alike(
+    graph: Graph,
+    position: int,
+    above: Mapping[int, Layout],
+    edges: Sequence[int],
+    num_rows: int,
+) -> list[tuple[int, Layout | None]]:
+    """The same for all operations with these settings and shapes."""
+    dims, below = _moves_along(graph, position, edges), list[tuple[int, Layout | None]]()
+    for number, layout in above.items():
         size = len(graph.shape(position, number))
         if dims and layout.dim in {d % size for d in dims if d < size}:
-            return unknown
+            return [(edge, None) for edge in edges]
         below += [(e, _below(graph, position, number, e, layout, num_rows)) for e in edges]
     return below
 
@@ -413,8 +450,9 @@ _WITH_WEIGHTS = kinds(
     MiopenBatchNorm MkldnnRnnLayer CudnnRnn GroupedMm
     """
 )
-_TAKES_BY_SEVERAL = kinds("Index UnsafeIndex")  # indices
-_BY_INDEX = _TAKES_BY_SEVERAL | kinds("IndexSelect IndexAdd")
+_SUM_BY_INDEX = "IndexAddBackward0"
+_BY_INDICES = kinds("IndexBackward0 UnsafeIndexBackward0")
+_BY_INDEX = _BY_INDICES | {"IndexSelectBackward0", _SUM_BY_INDEX}
 _ALONG_DIM = kinds(
     """
     IndexSelect IndexAdd IndexCopy IndexReduce Gather Scatter ScatterAdd ScatterReduce

@@ -137,7 +137,7 @@ def has_changing_hook(graph: Graph, position: int) -> bool:
     A graph does not show its hooks, but they act on the way from an output to itself. What they are
     shown there and back is a single large number in every entry, so that nothing is computed.
     """
-    described = graph.nodes[position]._input_metadata
+    described = graph.described(position)
     for number, output in enumerate(described):
         edge = GradientEdge(graph.nodes[position], number)
         for value in (1e4, -1e4):  # and `retain_grad` adds up nothing

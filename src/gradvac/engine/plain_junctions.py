@@ -225,7 +225,7 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
         return None
     else:
         build = _build_scales if name == "MulBackward0" else _build_norms
-    entry_bytes = (width + inner) * graph.nodes[position]._input_metadata[0].dtype.itemsize
+    entry_bytes = (width + inner) * graph.described(position)[0].dtype.itemsize
     are_leaves = tuple([isinstance(end, nn.Parameter) for end in ends])
     like = (name, saved, is_transposed, *shapes, are_leaves)
     plain = (number, position, weight, shift, width, is_transposed, saved, build, entry_bytes)

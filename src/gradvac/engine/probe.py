@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph, NotSeparable, check_readable
+from gradvac.engine.graph import LEAF, Graph, NotSeparable, check_readable, check_repeatable
 from gradvac.engine.joint_gradient import JointGradient
 from gradvac.engine.junctions import Junction, Partition, find_junctions
 from gradvac.engine.kernels import negligible, repeatable, sketch, tolerance
@@ -149,6 +149,7 @@ def probe(
     with check_hidden_backwards(subject.names, subject.graph):
         try:
             check_readable(subject.graph)
+            check_repeatable(subject.graph)
             moved = earlier.moved if earlier else frozenset()
             candidate, findings, moved = _examine(subject, passes, moved, lengths)
             if subject.graph.num_hooks:

@@ -39,7 +39,7 @@ def push_at_once(
     if (dims := permutation(graph, position)) is not None:
         inverse = sorted(range(len(dims)), key=dims.__getitem__)
         return {0: gradients.permute(0, *(1 + dim for dim in inverse))}
-    described = graph.nodes[position]._input_metadata[0]
+    described = graph.described(position)[0]
     gradients = gradients.to(described.dtype)
     if kind in ("Add", "Expand"):
         factor = getattr(graph.nodes[position], "_saved_alpha", 1) if kind == "Add" else 1
