@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradvac.lab.experiments import find_runs
-from gradvac.lab.experiments.methods import PLAN
+from gradvac.lab.experiments.methods import PLAN, PRIMARY
 from gradvac.lab.runs import RunFolder
 from gradvac.utils.files import write_bytes, write_text
 
@@ -39,6 +39,8 @@ def pack(folders: Sequence[Path]) -> dict[str, Any]:
             if not path.is_file() or path.suffix not in (".json", ".jsonl", ".toml", ".npz"):
                 continue
             content = _read(path)
+            if path.name == PLAN:
+                content = {PRIMARY: content.get(PRIMARY, [])}
             if kept.setdefault(name, content) != content:
                 raise ValueError(f"{path}: there is another {name}; pack the two folders apart.")
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -82,3 +83,13 @@ def test_packed_runs_give_the_same_tables(tmp_path: Path) -> None:
     make_run(tmp_path / "other" / "joint" / "seed-0", quality=0.1)
     with pytest.raises(ValueError, match="pack the two folders apart"):
         raw.pack([runs, tmp_path / "other"])
+
+
+def test_published_scores_give_the_numbers_of_the_page(tmp_path: Path) -> None:
+    raw = load_module(FOLDER / "raw_scores.py")
+    raw.main(["unpack", str(FOLDER / "table1.json.gz"), str(tmp_path)])
+    shown = to_markdown(compare_runs([tmp_path / "joint", tmp_path / "gradvac"]))
+    answer = re.search(r"gradvac against joint, all \| (\d+ \| \S+ \(\S+ to \S+\)) \|", shown)
+    assert answer is not None
+    said = f"GradVac by layer against joint training (primary) | {answer[1]} |"
+    assert said in (FOLDER / "table1.md").read_text("utf-8")
