@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradvac import Aligner, Sum
+from gradvac import Aligner, GradVac, Sum
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
@@ -132,12 +132,13 @@ def test_no_pass_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts[-2:] == [1, 1]
 
 
+@pytest.mark.parametrize("table_bytes", [None, 2000])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_grouped_products(transposed: bool) -> None:
-    """Experts that are one parameter: their rows are followed, and only those."""
+def test_grouped_products(transposed: bool, table_bytes: int | None) -> None:
+    """Experts that are one parameter: their rows are followed; if they are large, also split."""
 
     def run(m: Any, x: Tensor, order: Tensor) -> Tensor:
-        ends = torch.tensor([2, 3, len(order)], dtype=torch.int32)
+        ends = torch.tensor([2, 2, len(order)], dtype=torch.int32)  # one expert without entries
         weights = m.experts.mT if transposed else m.experts
         moved = F.grouped_mm(m.first(x)[order], weights, offs=ends)
         result: Tensor = m.last(moved[order.argsort()])
@@ -147,8 +148,9 @@ def test_grouped_products(transposed: bool) -> None:
     parts = {"first": nn.Linear(D, 16), "last": nn.Linear(16, 3)}
     model = Model(run, experts=experts, **parts)
     twin = copy.deepcopy(model)
-    aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine="one_backward")
-    reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
+    settings = {} if table_bytes is None else {"table_bytes": table_bytes}
+    aligner = Aligner(model, TASKS, GradVac(target=0.5), engine="one_backward", **settings)
+    reference = Aligner(twin, TASKS, GradVac(target=0.5), engine="per_task")
     for _ in range(4):
         x, order = torch.randn(B, D), torch.randperm(B)
         for one, by in ((model, aligner), (twin, reference)):

@@ -44,7 +44,14 @@ class Contribution:  # no ABC, whose `isinstance` is Python: every contribution 
 
 
 class MatrixContribution(Contribution):
-    """To a matrix, of which `slice` does not build the rest."""
+    """To a matrix, or to a stack of matrices, of which `slice` does not build the rest.
+
+    Attributes:
+        split_share: Of the bytes beyond which the task gradients of a table are not built: those of
+            a stack are split earlier, because its combined gradient costs little more than plain.
+    """
+
+    split_share = 1.0
 
     @abstractmethod
     def weighted(self, weights: Tensor) -> Tensor:
@@ -52,7 +59,7 @@ class MatrixContribution(Contribution):
 
     @abstractmethod
     def slice(self, start: int, end: int) -> Tensor:
-        """Task gradients of the matrix's rows start..end, `[T, end - start, I]`."""
+        """Task gradients of start..end along the first dimension, `[T, end - start, ...]`."""
 
 
 @dataclass
@@ -231,5 +238,72 @@ class OuterProduct(MatrixContribution):
         return (self.left * scale[:, None]).t() @ self.right
 
     def transposed(self) -> "OuterProduct":
+        self.left, self.right = self.right, self.left
+        return self
+
+
+class ExpertProducts(MatrixContribution):
+    """Matrix products of experts, whose entries come one expert after the other.
+
+    Args:
+        left: `[N, O]`.
+        right: `[N, I]`.
+        ends: Of the entries of every expert, `[E]`; those beyond belong to none.
+        segments: The tasks of the entries.
+    """
+
+    split_share = 0.25
+
+    def __init__(self, left: Tensor, right: Tensor, ends: Tensor, segments: Segments) -> None:
+        self.left, self.right, self.segments = left, right, segments
+        self._ends, self._tasks = ends, segments.along(len(left))
+        size = left.shape[1] * right.shape[1] * left.itemsize
+        self.built_bytes = segments.num_tasks * len(ends) * size
+
+    def task_gradients(self) -> Tensor:
+        every = torch.arange(len(self.left), device=self.left.device)
+        return self._products(self.left, self.right, self._tasks, self._ends, every)
+
+    def _products(
+        self, left: Tensor, right: Tensor, tasks: Tensor, ends: Tensor, entries: Tensor
+    ) -> Tensor:
+        """Of some entries, by task and expert."""
+        num_experts = len(ends)
+        experts = torch.bucketize(entries, ends, right=True)
+        num_groups = self.segments.num_tasks * num_experts
+        group = torch.where(experts < num_experts, tasks * num_experts + experts, num_groups)
+        products = grouped_outer(left, right, Segments(group, num_groups + 1, left.device))
+        by_task: Tensor = products[:-1].unflatten(0, (-1, num_experts))
+        return by_task
+
+    def slice(self, start: int, end: int) -> Tensor:
+        ends = self._ends_on_host()
+        entries = slice(ends[start - 1] if start else 0, ends[end - 1])
+        given = (self.left[entries], self.right[entries], self._tasks[entries])
+        every = torch.arange(entries.start, entries.stop, device=self.left.device)
+        return self._products(*given, self._ends[start:end], every)
+
+    def _ends_on_host(self) -> list[int]:
+        """Waits for the device."""
+        if not hasattr(self, "_on_host"):
+            self._on_host: list[int] = self._ends.tolist()
+        return self._on_host
+
+    def total(self) -> Tensor:
+        return self._sum(self.right)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        scale = weights.to(self.right.dtype)[self._tasks]
+        return self._sum(self.right * scale[:, None])
+
+    def _sum(self, right: Tensor) -> Tensor:
+        """Over all tasks."""
+        ends = self._ends_on_host()
+        out = self.left.new_empty(len(ends), self.left.shape[1], right.shape[1])
+        for product, start, end in zip(out, [0, *ends], ends, strict=False):
+            torch.mm(self.left[start:end].t(), right[start:end], out=product)
+        return out
+
+    def transposed(self) -> "ExpertProducts":
         self.left, self.right = self.right, self.left
         return self

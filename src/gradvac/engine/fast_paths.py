@@ -18,12 +18,13 @@ from torch import Tensor
 from gradvac.engine.contributions import (
     Built,
     Contribution,
+    ExpertProducts,
     Lookup,
     OuterProduct,
 )
 from gradvac.engine.graph import Graph, aside, call_node, saved
 from gradvac.engine.junctions import ParameterPath
-from gradvac.engine.kernels import Owned, Segments, grouped_outer, wide
+from gradvac.engine.kernels import Owned, Segments, wide
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class NodeInput:
         """Of the input: that of what lies below it, where asking a parameter is fast."""
         position, number, is_transposed = self.path
         shape = self.graph.shape(position, number)
-        return shape[::-1] if is_transposed else shape
+        return (*shape[:-2], *shape[:-3:-1]) if is_transposed else shape
 
     @property
     def operand(self) -> Tensor | None:
@@ -104,13 +105,7 @@ def grouped_product(at: NodeInput) -> Contribution | None:
     is_usual = at.edge == 1 and len(at.shape) == 3 and at.gradient.dim() == 2 and ends is not None
     if not is_usual or segments is None or segments.only is not None:
         return None
-    x, num_experts = saved(at.node, "self"), at.shape[0]
-    experts = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)
-    groups = segments.num_tasks * num_experts
-    group = segments.along(len(x)) * num_experts + experts
-    group = torch.where(experts < num_experts, group, groups)  # rows of no expert
-    products = grouped_outer(x, at.gradient, Segments(group, groups + 1, x.device))
-    return Built(products[:-1].unflatten(0, (-1, num_experts)), at.owned.rows)
+    return ExpertProducts(saved(at.node, "self"), at.gradient, ends, segments)
 
 
 # -- lookups ---------------------------------------------------------------------------------

@@ -195,8 +195,9 @@ def parameter_path(graph: Graph, position: int, number: int) -> ParameterPath:
     transposed = False
     while True:
         dims = permutation(graph, position)
+        *outer, row, column = (0, 0) if dims is None or len(dims) < 2 else range(len(dims))
         is_same = graph.is_plain_cast(position) if dims is None else dims == (*range(len(dims)),)
-        if not is_same and dims != (1, 0):
+        if not is_same and dims != (*outer, column, row):  # of a matrix, or of each of a stack
             return position, number, transposed
         transposed ^= not is_same
         position, number = graph.children(position)[0]

@@ -80,7 +80,8 @@ class ParameterGradients:
         """Add a contribution."""
         self.has_begun, is_first = True, self._gradients is None
         if isinstance(contribution, MatrixContribution):
-            self.is_split |= is_first and contribution.built_bytes > self._table_bytes
+            most = contribution.split_share * self._table_bytes
+            self.is_split |= is_first and contribution.built_bytes > most
             if isinstance(contribution, Lookup):
                 every = [*self._lookups, contribution]
                 if self.is_split or (is_first and Lookup.are_of_few_rows(every)):
