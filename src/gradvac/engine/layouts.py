@@ -128,7 +128,7 @@ def _agrees(graph: Graph, move: Move, num_rows: int) -> Tensor:
         rows = rows_of(graph, above, graph.shape(position)[0], num_rows, device)
         graph.moved[position] = rows[index]
         return torch.ones((), dtype=torch.bool, device=device)
-    rows, index = rows_of(graph, above, size, num_rows, device), index % num_behind
+    rows, index = rows_of(graph, above, size, num_rows, device), index % max(1, num_behind)
     if below.moved_by is None:
         expected = rows_of(graph, below, num_behind, num_rows, device)
     else:
@@ -288,6 +288,8 @@ def _below(
         return above
     if kind in VIEWS or kind == "Unsqueeze":  # as far apart in memory
         num_rows = count_rows(graph, above, num_rows)
+        if not num_rows:  # an expert without entries
+            return above
         stride = above.stride(shape, num_rows)
         every = layouts(inside, num_rows)
         below = next((one for one in every if one.stride(inside, num_rows) == stride), None)
