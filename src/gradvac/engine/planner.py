@@ -12,6 +12,7 @@ from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
 from gradvac.engine.probe import Subject, check_hooks, probe
 from gradvac.engine.row_tasks import DeclaredRows, listen
+from gradvac.utils.devices import is_captured
 from gradvac.utils.hints import warn_caller
 
 _MOST_KEPT = 256  # structures
@@ -80,6 +81,13 @@ class Planner:
             if followed is not None:
                 known.plans.append(followed)
                 return followed
+        if is_captured(losses.device):
+            raise RuntimeError(
+                "engine: the step that is being recorded is not built as those before it, which "
+                "showed whose rows are whose, and nothing can be looked at now. Some models of "
+                "transformers make an attention mask only while they are recorded: give them "
+                'attention_mask=... with padding, or attn_implementation="eager".'
+            )
         try:
             plan = probe(subject, self._component_of, earlier, self._lengths)
         except NotSeparable as refusal:
