@@ -495,6 +495,18 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
         aligner.backward(model(torch.randn(B, D)).sum(1), ROWS)
 
 
+def test_a_recorded_step_that_is_built_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be probed; models of transformers make a mask only then."""
+    model = nn.Linear(D, 3)
+    aligner = attach(model, GradVac(), engine="one_backward")
+    x = torch.randn(B, D)
+    aligner.backward(model(x).sum(1), ROWS)
+    for module in (planner, one_backward):
+        monkeypatch.setattr(module, "is_captured", lambda _: True)
+    with pytest.raises(RuntimeError, match="attention_mask"):
+        aligner.backward(model(x).exp().sum(1), ROWS)
+
+
 class Routed(nn.Module):
     """Experts, and a router whose auxiliary loss is over the whole batch.
 
