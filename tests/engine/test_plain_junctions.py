@@ -33,6 +33,17 @@ class Scale(nn.Module):
         return self.weight * x
 
 
+class Expanded(nn.Module):
+    """A shift that is expanded to the rows it serves, as by the compiler's backend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight.expand(x.shape)
+
+
 class Columns(nn.Module):
     """A weight as GPT-2 has it, which is not transposed; `alpha` is no part of the signature."""
 
@@ -72,6 +83,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "rms norm": (lambda: nn.RMSNorm(D), 4),
     "scale": (Scale, 4),
     "scale of a narrow tensor": (lambda: Scale(narrow=True), 4),
+    "expanded shift": (Expanded, 4),
     "checkpoint": (lambda: Checkpointed(nn.Linear(D, D)), 4),
 }
 

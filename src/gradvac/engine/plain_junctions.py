@@ -1,9 +1,9 @@
 """Plain junctions wait, and those of one shape are built together: the usual way of a step.
 
-Most junctions of most models are linear layers, normalisations or scales. They are found once per
-plan. A step that is small enough reads what their nodes saved before the pass, and is handed their
-output gradients when it is over; in a larger one they are built on the way, as many at once as may
-wait. All others go through `GradientBuilder`, which is also the reference.
+Most junctions of most models are linear layers, normalisations, scales or shifts. They are found
+once per plan. A step that is small enough reads what their nodes saved before the pass, and is
+handed their output gradients when it is over; in a larger one they are built on the way, as many at
+once as may wait. All others go through `GradientBuilder`, which is also the reference.
 """
 
 # N entries, T tasks, n junctions that are alike, O outputs, I inputs, D width
@@ -53,7 +53,8 @@ class PlainJunction:
         shift: What is added to its output.
         width: Of its output.
         is_transposed: Task gradients of the weight are gradient^T x, not x^T gradient.
-        saved: Names of what its node saved; none for a tap, which is handed its operand.
+        saved: Names of what its node saved; none for a tap, which is handed its operand, and for
+            what is only added or expanded.
         build: Task gradients of some junctions that are alike.
         entry_bytes: Of what it needs to be built, by entry.
         like: Equal for junctions that are alike.
@@ -87,6 +88,8 @@ class PlainJunction:
     def read(self, graph: Graph, *, is_early: bool) -> tuple[Tensor, ...] | None:
         """What its node saved; None where that must wait for the pass, or is not plain."""
         node = graph.nodes[self.position]
+        if self.build is _build_sums:
+            return ()
         if not self.saved:
             operand = graph.operands.get(self.position)
             return None if operand is None else (operand.reshape(-1, operand.shape[-1]),)
@@ -120,14 +123,19 @@ class Arrived(NamedTuple):
     frees: int  # bytes that the forward saved, once it is built
 
     @property
+    def first(self) -> Tensor:
+        """What its output gradient is multiplied with; that itself where it is only summed."""
+        return self.saved[0] if self.saved else self.gradient
+
+    @property
     def nbytes(self) -> int:
         """Of its operands."""
-        return self.gradient.nbytes + self.saved[0].nbytes
+        return self.gradient.nbytes + (self.saved[0].nbytes if self.saved else 0)
 
     @property
     def is_large(self) -> bool:
         """Building it together with others would cost more than it saves."""
-        x, is_in_place = self.saved[0], _IN_PLACE.get(self.junction.build)
+        x, is_in_place = self.first, _IN_PLACE.get(self.junction.build)
         if is_in_place is not None and is_in_place(x, self.junction.width):
             return False
         return self.nbytes > _JOINED_BYTES[x.is_cuda][0]
@@ -189,6 +197,7 @@ _KINDS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
     "MmBackward0": ((1, -1), ("self",)),
     "NativeLayerNormBackward0": ((1, 2), ("input", "result1", "result2")),
     "FusedRmsNormBackward0": ((1, -1), ("input", "result1")),
+    "ExpandBackward0": ((0, -1), ()),
     "GradvacProductBackward": ((1, 2), ()),
 }
 
@@ -216,13 +225,16 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
     width, is_transposed = graph.shape(position)[-1], paths[edges[0]][2]
     if weight is None or shift is weight or shapes[1] not in (None, (width,)):
         return None
-    inner, build = width, _build_products
+    inner = width
+    build: Build = _build_products
     if name in ("AddmmBackward0", "MmBackward0", "GradvacProductBackward"):
         assert shapes[0] is not None
         inner = math.prod(shapes[0]) // max(1, width)
         is_transposed ^= name == "GradvacProductBackward"
     elif shapes[0] != (width,) or width == 1:  # which may be broadcast in another batch
         return None
+    elif name == "ExpandBackward0":
+        inner, build = 0, _build_sums
     else:
         build = _build_scales if name == "MulBackward0" else _build_norms
     entry_bytes = (width + inner) * graph.described(position)[0].dtype.itemsize
@@ -244,9 +256,9 @@ def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     """Build some junctions, those that are alike as one."""
     alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
-        junction, (first, *_), gradient, segments, _ = one
-        kind = (junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype)
-        alike.setdefault((*kind, id(segments)), []).append(one)
+        gradient, first = one.gradient, one.first
+        kind = (one.junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype)
+        alike.setdefault((*kind, id(one.segments)), []).append(one)
     for group in alike.values():
         most = _JOINED_BYTES[group[0].gradient.is_cuda][1]
         at_once = 1 if group[0].is_large else max(1, most // max(1, group[0].nbytes))
@@ -274,10 +286,9 @@ def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
 
 
 def _build_natively(every: Sequence[Arrived]) -> Sums | None:
-    kernels = native()
-    if kernels is None:
+    kernels, first, segments = native(), every[0].junction, every[0].segments
+    if kernels is None or first.build is _build_sums:
         return None
-    first, segments = every[0].junction, every[0].segments
     x, *statistics = ([*values] for values in zip(*[one.saved for one in every], strict=True))
     gradients = [one.gradient for one in every]
     given = (gradients, segments.tasks, segments.num_tasks)
@@ -327,6 +338,19 @@ def _build_scales(
     return segments.sum(joined), None
 
 
+def _build_sums(
+    junction: PlainJunction, gradients: Parts, _: Sequence[Parts], segments: Segments
+) -> Sums:
+    values = _flat(junction, gradients, junction.width)
+    if are_norms_in_place(values[0], junction.width):  # the shifts of normalisations
+        ones = [values[0].new_ones(len(values[0]), 1, dtype=torch.float32)] * len(values)
+        sums = norm_sums(values, values, ones, ones, segments)[1]
+        assert sums is not None
+        return sums, None
+    joined = values[0][None] if len(values) == 1 else torch.stack([*values])
+    return segments.sum(joined), None
+
+
 def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:
     """As matrices; of weights that are used again, those of all uses as one."""
     flat = [part.reshape(-1, width) for part in parts]
@@ -338,4 +362,5 @@ _IN_PLACE: dict[Build, Callable[[Tensor, int], bool]] = {
     _build_products: are_products_in_place,
     _build_norms: are_norms_in_place,
     _build_scales: are_norms_in_place,
+    _build_sums: are_norms_in_place,
 }
