@@ -142,21 +142,15 @@ def find_junctions(
         made_of.append(None)
         partition.row_nodes.append(position)
         is_function = is_python_function(graph.nodes[position]) and not graph.is_tap(position)
-        if is_function or may_write(graph.nodes[position]):
-            partition.writers += [position] * (name != COMPILED and not graph.is_tap(position))
+        if may_write(graph.nodes[position]) and name != COMPILED and not graph.is_tap(position):
+            partition.writers.append(position)
         below[position] = deeper or bool(edges)
         if edges:
-            edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
-            assumed = alone and position not in roots
             if deeper and is_function:
                 partition.functions.add(len(partition.junctions))
-            paths = tuple(parameter_path(graph, *children[edge]) for edge in edges)
-            through = _nodes_below(graph, [top for top, _, _ in paths])
-            by_column = all(_is_by_column(graph, position, edge) for edge in edges)
+            assumed = alone and position not in roots
             partition.junctions.append(
-                Junction(
-                    position, edges, paths, parameters, through, not deeper, assumed, by_column
-                )
+                _junction(graph, position, edges, parameters, ends=not deeper, assumed=assumed)
             )
     partition.holds_rows = [parameters is None for parameters in made_of]
     partition.num_above = Counter(p for j in partition.junctions for p in j.through)
@@ -166,6 +160,23 @@ def find_junctions(
             parameter_path(graph, *child) if child[0] >= 0 else NO_PATH for child in children
         ]
     return partition
+
+
+def _junction(
+    graph: Graph,
+    position: int,
+    edges: Sequence[int],
+    parameters: frozenset[nn.Parameter],
+    *,
+    ends: bool,
+    assumed: bool,
+) -> Junction:
+    children = graph.children(position)
+    edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
+    paths = tuple(parameter_path(graph, *children[edge]) for edge in edges)
+    through = _nodes_below(graph, [top for top, _, _ in paths])
+    by_column = all(_is_by_column(graph, position, edge) for edge in edges)
+    return Junction(position, edges, paths, parameters, through, ends, assumed, by_column)
 
 
 def _is_by_column(graph: Graph, position: int, edge: int) -> bool:
