@@ -271,8 +271,11 @@ class Submitit:
         self.jobs, self._started = jobs, dict[Path, Any]()
 
     def start(self, task: Path, log: Path) -> None:
-        """Submit it."""
-        self._started[task] = self._executor.submit(_work_in_job, task, log)
+        """Submit it, by the shell: a job that imported this module would do so twice."""
+        program = f"from {__name__} import work_from_file; work_from_file()"
+        command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log)]
+        command += [sys.executable, "-c", program, str(task)]
+        self._started[task] = self._executor.submit(subprocess.call, command)
 
     def wait_for_one(self) -> dict[Path, int]:
         """Wait until a job ends; one that the cluster killed has status 1."""
@@ -284,14 +287,6 @@ class Submitit:
         """Cancel what was submitted; training saves when its job is told to end."""
         for job in self._started.values():
             job.cancel()
-
-
-def _work_in_job(task: Path, log: Path) -> int:
-    """Run a worker to its end in a process that knows nothing yet; its exit status."""
-    program = f"from {__name__} import work_from_file; work_from_file()"
-    command = [sys.executable, "-c", program, str(task)]
-    with log.open("ab") as output:
-        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
 
 
 def _status(job: Any) -> int:
