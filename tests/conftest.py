@@ -1,7 +1,9 @@
 """What holds for all tests."""
 
+import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,12 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# A run forces each of its files to the disk, which takes a third of a short one's time; in memory it
+# takes none. Child processes follow the variable.
+MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8e9:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 LONG = {"distributed", "experiments", "faults", "golden", "torchrun", "test_job.py"}
 
