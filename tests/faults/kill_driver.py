@@ -6,8 +6,9 @@
 `translation` prepares, trains, measures and scores a tiny run, killed at random operations.
 
 Every piece of work is a fork of this program, which never runs autograd itself: that would not
-survive a fork. A death is SIGKILL: at the n-th operation on files, with the file that was being
-written cut, or at a random moment.
+survive a fork. SIGKILL leaves what lies in the folder at that moment; so work that is killed at
+many operations is done once, and its folder is copied before each of them, with the file that was
+being written cut. Deaths at random moments are real.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ from gradvac.lab.training import Display, train
 from ..training.toy import ToyConfig, ToyRecipe, outcome
 from . import tiny
 
-KILLED = -signal.SIGKILL
 SAVING: list[tuple[Any, str]] = [
     (os, "fsync"),
     (os, "rename"),
@@ -63,21 +63,32 @@ TOY = {
 Work = Callable[[Path], object]
 
 
-def arm(operations: Sequence[tuple[Any, str]], at: int, cut: float) -> Callable[[], int]:
-    """Die at the n-th of these operations; returns how many there were, for whoever survives."""
+def arm(
+    operations: Sequence[tuple[Any, str]], run: Path, copies: Mapping[int, tuple[Path, float]]
+) -> Callable[[], int]:
+    """Copy a run before the n-th of these operations; returns how many there were.
+
+    Args:
+        operations: Those that count.
+        run: What is copied.
+        copies: Number of an operation -> where to, and what is left of the file being written.
+    """
     count = 0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
+        def do(*args: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
-            if count == at:
-                if call is os.fsync and not os.path.isdir(f"/proc/self/fd/{args[0]}"):
-                    os.truncate(f"/proc/self/fd/{args[0]}", int(cut * os.fstat(args[0]).st_size))
-                os.kill(os.getpid(), signal.SIGKILL)
+            if count in copies:
+                copy, cut = copies[count]
+                shutil.copytree(run, copy)
+                if call is os.fsync:
+                    file = copy / Path(f"/proc/self/fd/{args[0]}").readlink().relative_to(run)
+                    if file.is_file():
+                        os.truncate(file, int(cut * file.stat().st_size))
             return call(*args, **options)
 
-        return run
+        return do
 
     for owner, name in operations:
         setattr(owner, name, counted(getattr(owner, name)))
@@ -85,28 +96,28 @@ def arm(operations: Sequence[tuple[Any, str]], at: int, cut: float) -> Callable[
 
 
 def fork(
-    work: Callable[[], object],
+    work: Work,
+    run: Path,
     *,
     operations: Sequence[tuple[Any, str]] = ALL,
-    at: int = 0,
-    cut: float = 0.5,
+    copies: Mapping[int, tuple[Path, float]] | None = None,
     after: float | None = None,
 ) -> tuple[int, int]:
     """Work in a fork; returns its exit status and its number of operations on files.
 
     Args:
         work: What to do.
+        run: Where.
         operations: Those that count.
-        at: The operation at which it dies; 0: none.
-        cut: What is left of the file that was being written.
+        copies: See `arm`.
         after: Seconds after which it dies.
     """
     pipe_out, pipe_in = os.pipe()
     child = os.fork()
     if child == 0:
-        count = arm(operations, at, cut)
+        count = arm(operations, run, copies or {})
         try:
-            work()
+            work(run)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             os._exit(1)
@@ -128,19 +139,22 @@ class Report:
     def __init__(self) -> None:
         self.found: dict[str, Any] = {"kills": 0, "operations": {}, "failed": []}
 
-    def kill(self, work: Callable[[], object], what: object, **how: Any) -> None:
-        """Kill work, which must die of it if an operation was named."""
-        status, _ = fork(work, **how)
-        self.found["kills"] += 1
-        if "at" in how and status != KILLED:
-            self.found["failed"].append([what, status, "was not killed"])
-
-    def finish(self, run: Path, work: Work, hash_of: Callable[[], str], expected: str) -> None:
-        """Do it again: it must end like work that nobody killed, and leave nothing behind."""
-        status, _ = fork(partial(work, run))
-        leftovers = [path.name for path in run.rglob(".writing-*")]
-        if status != 0 or leftovers or hash_of() != expected:
-            self.found["failed"].append([run.name, status, leftovers])
+    def operations(
+        self,
+        runs: Mapping[int, tuple[Path, float]],
+        begun: Path,
+        work: Work,
+        hash_of: Callable[[Path], str],
+        expected: str,
+        **how: Any,
+    ) -> None:
+        """Kill work at these operations, with so much of a file written; then finish it."""
+        status, _ = fork(work, begun, copies=runs, **how)
+        assert status == 0
+        for run, _ in runs.values():
+            self.found["kills"] += 1
+            self.finish(run, work, hash_of, expected)
+            shutil.rmtree(run)
 
     def moments(
         self, runs: Sequence[Path], work: Work, hash_of: Any, expected: str, seconds: float
@@ -149,8 +163,16 @@ class Report:
         chance = random.Random(0)
         for run in runs:
             for _ in range(3):
-                self.kill(partial(work, run), run.name, after=chance.random() * seconds)
-            self.finish(run, work, partial(hash_of, run), expected)
+                fork(work, run, after=chance.random() * seconds)
+                self.found["kills"] += 1
+            self.finish(run, work, hash_of, expected)
+
+    def finish(self, run: Path, work: Work, hash_of: Callable[[Path], str], expected: str) -> None:
+        """Do it again: it must end like work that nobody killed, and leave nothing behind."""
+        status, _ = fork(work, run)
+        leftovers = [path.name for path in run.rglob(".writing-*")]
+        if status != 0 or leftovers or hash_of(run) != expected:
+            self.found["failed"].append([run.name, status, leftovers])
 
 
 def train_toy(run: Path) -> None:
@@ -168,17 +190,16 @@ def toy_hash(run: Path) -> str:
 
 def kill_training(folder: Path, report: Report) -> None:
     started = time.perf_counter()
-    status, operations = fork(partial(train_toy, folder / "whole"), operations=SAVING)
+    status, operations = fork(train_toy, folder / "whole", operations=SAVING)
     seconds = time.perf_counter() - started
     assert status == 0
     expected = toy_hash(folder / "whole")
     report.found["operations"]["train"] = operations
-    for at in range(1, operations + 1):
-        run = folder / f"operation-{at}"
-        report.kill(partial(train_toy, run), at, operations=SAVING, at=at)
-        report.finish(run, train_toy, partial(toy_hash, run), expected)
-    runs = [folder / f"moment-{number}" for number in range(2)]
-    report.moments(runs, train_toy, toy_hash, expected, seconds)
+    runs = {at: (folder / f"operation-{at}", 0.5) for at in range(1, operations + 1)}
+    begun = folder / "begun"
+    report.operations(runs, begun, train_toy, toy_hash, expected, operations=SAVING)
+    moments = [folder / f"moment-{number}" for number in range(2)]
+    report.moments(moments, train_toy, toy_hash, expected, seconds)
 
 
 def translate_in(run: Path, stages: Sequence[str]) -> None:
@@ -204,27 +225,26 @@ def kill_translation(folder: Path, report: Report) -> None:
             partial(translate_in, stages=[stage]),
             partial(translation_hash, stages=[stage]),
         )
-        whole = folder / f"{stage}-whole"
-        shutil.copytree(before, whole)
-        status, operations = fork(partial(work, whole))
+        whole, begun = (folder / f"{stage}-{name}" for name in ("whole", "begun"))
+        for run in (whole, begun):
+            shutil.copytree(before, run)
+        status, operations = fork(work, whole)
         assert status == 0, stage
         expected[stage] = hash_of(whole)
         report.found["operations"][stage] = operations
-        for number in range(KILLS[stage]):
-            run = folder / f"{stage}-{number}"
-            shutil.copytree(before, run)
-            at = chance.randint(1, operations)
-            report.kill(partial(work, run), [stage, at], at=at, cut=chance.random())
-            report.finish(run, work, partial(hash_of, run), expected[stage])
-            shutil.rmtree(run)
+        runs = {
+            at: (folder / f"{stage}-{at}", chance.random())
+            for at in chance.sample(range(1, operations + 1), KILLS[stage])
+        }
+        report.operations(runs, begun, work, hash_of, expected[stage])
         before = whole
-    seconds = (time.perf_counter() - started) / (2 * sum(KILLS.values()) + len(names)) * 4
-    runs = [folder / f"moments-{number}" for number in range(2)]
-    for run in runs:
+    seconds = (time.perf_counter() - started) / (sum(KILLS.values()) + 2 * len(names)) * 4
+    places = [folder / f"moments-{number}" for number in range(2)]
+    for run in places:
         run.mkdir()
         tiny.write_corpus(run)
     work, hash_of = partial(translate_in, stages=names), partial(translation_hash, stages=names)
-    report.moments(runs, work, hash_of, " ".join(expected.values()), seconds)
+    report.moments(places, work, hash_of, " ".join(expected.values()), seconds)
 
 
 if __name__ == "__main__":
