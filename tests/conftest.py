@@ -1,10 +1,11 @@
 """What holds for all tests."""
 
+import gc
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 LONG = {"distributed", "experiments", "faults", "golden", "torchrun", "test_job.py"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules are no garbage: nobody looks through them, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -71,8 +71,10 @@ def wait(child: int, seconds: float) -> int:
 
 
 def main() -> None:
+    gc.disable()
     import_shared()
     gc.freeze()  # so that forks share the memory of what was imported
+    gc.enable()
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()
