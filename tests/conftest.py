@@ -23,8 +23,8 @@ for number, handler in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# A run forces each of its files to the disk, which takes a third of a short one's time; in memory it
-# takes none. Child processes follow the variable.
+# A run forces each of its files to the disk, which takes a third of a short one's time; in memory
+# it takes none. Child processes follow the variable.
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8e9:
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)

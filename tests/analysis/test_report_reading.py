@@ -79,42 +79,10 @@ def test_what_is_read_in_a_cell(page: Page, tmp_path: Path) -> None:
             assert said == ("" if value is None else f"{value:.2f}".replace("0.", "."))
 
 
-def test_markup_in_names_stays_text(page: Page, odd: Path) -> None:
-    for dark in (False, True):
-        page.open(odd, width=1440, dark=dark)
-        page.unfold()
-        assert page.js("document.querySelectorAll('svg a, .plot a').length") == 0
-        assert page.js("document.querySelectorAll('.plot b, .plot tspan[style*=bold]').length") == 0
-    texts = page.js("[...document.querySelectorAll('#heat-0 .ytick text')].map(t => t.textContent)")
-    assert any(text.startswith("<a hre") for text in texts)
-    assert page.js("document.documentElement.scrollWidth") <= 1440
-    assert page.troubles() == []
-
-
-def test_everything_has_a_role_and_words(page: Page, odd: Path) -> None:
-    page.open(odd)
-    page.unfold()
-    bare = page.js(
-        "[...document.querySelectorAll('.plot:not(.empty)')].filter(p =>"
-        " p.getAttribute('role') !== 'img' || p.getAttribute('aria-label').length < 8)"
-        ".map(p => p.id)"
-    )
-    assert bare == []
-    maps = ["heat-0", "layers-pairs-0", "sides-0", "influence-0"]
-    for one in (*maps, "distance-plot", "scores-plot"):
-        rows = page.js(
-            f"(() => {{ const d = document.querySelector('#{one} + .tools details');"
-            " d.open = true; d.dispatchEvent(new Event('toggle'));"
-            " return [...d.querySelectorAll('tbody tr')].map(r => r.textContent); })()"
-        )
-        assert len(rows) >= 12, one
-    assert page.js("document.documentElement.scrollWidth") <= 1280  # tables scroll in themselves
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_borders_of_controls_are_seen(page: Page, odd: Path, dark: bool) -> None:
     """Contrast with the page and with the control: 3 to 1, as WCAG 1.4.11 asks."""
-    page.open(odd, dark=dark)
+    page.look_at(odd, width=1440, dark=dark)
 
     def brightness(colour: str) -> float:
         parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
@@ -129,6 +97,45 @@ def test_borders_of_controls_are_seen(page: Page, odd: Path, dark: bool) -> None
     for other in (ground, inside):
         light, low = sorted([brightness(border), brightness(other)], reverse=True)
         assert (light + 0.05) / (low + 0.05) >= 3
+
+
+def test_markup_in_names_stays_text(page: Page, odd: Path) -> None:
+    for dark in (True, False):
+        page.look_at(odd, width=1440, dark=dark)
+        assert page.js("document.querySelectorAll('svg a, .plot a').length") == 0
+        assert page.js("document.querySelectorAll('.plot b, .plot tspan[style*=bold]').length") == 0
+    texts = page.js("[...document.querySelectorAll('#heat-0 .ytick text')].map(t => t.textContent)")
+    assert any(text.startswith("<a hre") for text in texts)
+    assert page.js("document.documentElement.scrollWidth") <= 1440
+    assert page.troubles() == []
+
+
+def test_everything_has_a_role_and_words(page: Page, odd: Path) -> None:
+    page.look_at(odd, width=1440)
+    bare = page.js(
+        "[...document.querySelectorAll('.plot:not(.empty)')].filter(p =>"
+        " p.getAttribute('role') !== 'img' || p.getAttribute('aria-label').length < 8)"
+        ".map(p => p.id)"
+    )
+    assert bare == []
+    maps = ["heat-0", "layers-pairs-0", "sides-0", "influence-0"]
+    for one in (*maps, "distance-plot", "scores-plot"):
+        rows = page.js(
+            f"(() => {{ const d = document.querySelector('#{one} + .tools details');"
+            " d.open = true; d.dispatchEvent(new Event('toggle'));"
+            " return [...d.querySelectorAll('tbody tr')].map(r => r.textContent); })()"
+        )
+        assert len(rows) >= 12, one
+    assert page.js("document.documentElement.scrollWidth") <= 1440  # tables scroll in themselves
+
+
+def test_scatters(page: Page, odd: Path) -> None:
+    page.look_at(odd, width=1440)
+    data = page.js("document.getElementById('distance-plot').data.map(t => [t.name, t.x.length])")
+    assert data == [["encoder", 66], ["decoder", 66]]
+    assert page.js("document.getElementById('scores-plot').data[0].x.length") == 12
+    names = page.js("document.getElementById('distance-plot').data[0].customdata")
+    assert any("&lt;a href" in name for name in names)
 
 
 def test_scales_do_not_stretch_little(page: Page, tmp_path: Path) -> None:
@@ -209,16 +216,6 @@ def test_smoothing_zoom_and_download(page: Page, tmp_path: Path) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(page.driver, 60).until(lambda _: list(downloads.glob("heat-0*.png")))
-
-
-def test_scatters(page: Page, odd: Path) -> None:
-    page.open(odd)
-    page.unfold()
-    data = page.js("document.getElementById('distance-plot').data.map(t => [t.name, t.x.length])")
-    assert data == [["encoder", 66], ["decoder", 66]]
-    assert page.js("document.getElementById('scores-plot').data[0].x.length") == 12
-    names = page.js("document.getElementById('distance-plot').data[0].customdata")
-    assert any("&lt;a href" in name for name in names)
 
 
 def test_a_thinned_page_means_over_all_steps(
