@@ -31,9 +31,12 @@ def commands(text: str) -> Iterator[list[str]]:
                 yield words[1:]
 
 
+COMMANDS: Any = typer.main.get_command(app)
+
+
 def mistake(words: list[str]) -> str:
     """What is wrong with a command; "" if nothing is."""
-    command: Any = typer.main.get_command(app)
+    command = COMMANDS
     while words and hasattr(command, "commands"):
         if words[0].startswith("-"):
             break

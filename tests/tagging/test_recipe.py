@@ -141,8 +141,16 @@ def test_batches_of_one_size_are_for_one_process(settings: Settings) -> None:
         recipe.batches(BatchSlice(0, 2))
 
 
-@pytest.mark.parametrize("granularity", ["whole_model", "all_layer", "all_matrix"])
-@pytest.mark.parametrize("rule", ["sum", "gradvac", "pcgrad", "mgda", "gradnorm"])
+@pytest.mark.parametrize(
+    ("rule", "granularity"),  # rules see no parameters: not every one with every other
+    [
+        ("sum", "whole_model"),
+        ("gradvac", "all_layer"),
+        ("pcgrad", "all_matrix"),
+        ("mgda", "whole_model"),
+        ("gradnorm", "all_layer"),
+    ],
+)
 def test_every_rule_and_granularity_runs(
     settings: Settings, tmp_path: Path, shown: Any, rule: str, granularity: str
 ) -> None:
