@@ -171,7 +171,7 @@ class Processes:
         self.jobs, self._has_server = jobs, False
         self._started: dict[Path, multiprocessing.context.ForkServerProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
-        modules = [__name__]
+        modules = [__name__, "torch._dynamo"]  # which every optimizer imports
         if recipe is not None:
             found = recipe_named(recipe)
             modules += [one.__module__ for one in (found.train, found.score, found.measure)]
