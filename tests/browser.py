@@ -1,7 +1,7 @@
 """A real browser, for pages that only a browser can judge."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +30,19 @@ class Page:
     ready: ClassVar[str] = "true"  # what is true once the page is drawn, in JavaScript
 
     def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
-        from selenium.webdriver.support.ui import WebDriverWait
-
         self.driver.get("about:blank")
         self.driver.get_log("browser")
         self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.driver.get(path.resolve().as_uri())
-        WebDriverWait(self.driver, 60).until(lambda _: self.js(self.ready))
+        self.wait_for(lambda: self.js(self.ready))
+
+    def wait_for(self, holds: Callable[[], object]) -> None:
+        """Look often: selenium's half second would be most of the time that many tests take."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, 60, poll_frequency=0.05).until(lambda _: holds())
 
     def resize(self, width: int) -> None:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}

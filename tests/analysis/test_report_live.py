@@ -120,21 +120,18 @@ def test_browser_follows_the_run(
     served: tuple[str, LivePage, list[Any], Clock], folder: Path, chromium: Any
 ) -> None:
     """New data arrive by themselves, and what was chosen and opened stays so."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
     address, _, runs, clock = served
     page = Page(chromium)
     page.troubles()  # of pages before
     chromium.get(address)
-    wait = WebDriverWait(chromium, 60)
-    wait.until(lambda _: page.js(page.ready))
+    page.wait_for(lambda: page.js(page.ready))
     page.choose("component", "decoder.layers.0")
     page.driver.execute_script("document.getElementById('steps').open = true")
     runs[:] = [replace(make_run("live", codes=("fr", "es", "de"), num_layers=1), name="live")]
     grow(folder)
     clock.now += 3600
-    wait.until(
-        lambda _: (
+    page.wait_for(
+        lambda: (
             page.js(
                 "document.documentElement.dataset.ready && DATA.runs[0].sources[0].tasks.length"
             )

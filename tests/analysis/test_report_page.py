@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import Select
 
 from gradvac.analysis import statistics
 from gradvac.analysis.report import write_report
@@ -61,8 +61,8 @@ class Page(browser.Page):
         self.driver.execute_script(
             "document.querySelectorAll('details.question').forEach(d => { d.open = true; })"
         )
-        WebDriverWait(self.driver, 60).until(
-            lambda _: self.js(
+        self.wait_for(
+            lambda: self.js(
                 "[...document.querySelectorAll('.plot')]"
                 ".every(p => p.querySelector('svg') || p.classList.contains('empty'))"
             )
@@ -128,9 +128,7 @@ def test_asks_the_network_for_nothing(page: Page, one: Path) -> None:
     page.open(one)
     assert page.js("performance.getEntriesByType('resource').length") == 0
     page.driver.execute_script("fetch('https://example.org/').catch(() => {})")
-    WebDriverWait(page.driver, 60).until(
-        lambda _: any("Content Security" in t for t in page.troubles())
-    )
+    page.wait_for(lambda: any("Content Security" in t for t in page.troubles()))
 
 
 def test_heat_map_shows_what_is_chosen(page: Page, one: Path) -> None:

@@ -213,9 +213,7 @@ def test_smoothing_zoom_and_download(page: Page, tmp_path: Path) -> None:
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
     )
     page.find("#heat-0 + .tools button").click()
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(page.driver, 60).until(lambda _: list(downloads.glob("heat-0*.png")))
+    page.wait_for(lambda: list(downloads.glob("heat-0*.png")))
 
 
 def test_a_thinned_page_means_over_all_steps(

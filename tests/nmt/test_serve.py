@@ -114,27 +114,26 @@ def test_other_paths_methods_and_sites_get_nothing(port: int) -> None:
 def test_a_browser_translates_what_is_typed(
     port: int, translator: Translator, chromium: Any, tmp_path: Path
 ) -> None:
-    from selenium.webdriver.support.ui import Select, WebDriverWait
+    from selenium.webdriver.support.ui import Select
 
     page = browser.Page(chromium)
     page.troubles()  # of pages before
     chromium.get(f"http://localhost:{port}/")
-    wait = WebDriverWait(chromium, 60)
-    wait.until(lambda _: page.js("document.getElementById('to').options.length") == 2)
+    page.wait_for(lambda: page.js("document.getElementById('to').options.length") == 2)
     assert page.find("h1").text == "Translate with runs/<toy>"
     Select(page.find("#to")).select_by_value("yy")
     page.find("#source").send_keys("ba no le\nmi hu")
     page.find("#go").click()
-    wait.until(lambda _: page.js("document.getElementById('target').value"))
+    page.wait_for(lambda: page.js("document.getElementById('target').value"))
     expected = "\n".join(translator.translate(["ba no le", "mi hu"], "yy"))
     assert page.js("document.getElementById('target').value") == expected
     page.find("#source").send_keys(" ba" * 60)
     page.find("#go").click()
-    wait.until(lambda _: "1 of the lines too long" in page.find("#said").text)
+    page.wait_for(lambda: "1 of the lines too long" in page.find("#said").text)
     page.js("document.getElementById('to').options[0].value = 'zz'")
     Select(page.find("#to")).select_by_index(0)
     page.find("#go").click()
-    wait.until(lambda _: "'zz' is unknown" in page.find("#said").text)
+    page.wait_for(lambda: "'zz' is unknown" in page.find("#said").text)
     assert page.js("document.getElementById('target').value") == ""
     assert [line for line in page.troubles() if "400" not in line] == []
     for width in (1400, 400):
