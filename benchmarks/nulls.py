@@ -72,6 +72,9 @@ class Case:
         rate: Learning rate; 0: weights stand still.
         vaccine: Train with GradVac instead of the plain sum.
         measured: Measure on a set instead of recording batches.
+        lengths: Standard deviation of the logarithm of a line's length, by which its loss counts.
+        shared: Part of a task's lines that all other tasks have too, as far as their sets go; only
+            the noise of labels is their own.
         twice: Compare with a second run of the same weights, on other rows.
         family: Size of a curve that only relatives share (planted).
         opposed: Every second family has the curves of the first, upside down (planted).
@@ -93,6 +96,8 @@ class Case:
     rate: float = 0.0
     vaccine: bool = False
     measured: bool = False
+    lengths: float = 0.0
+    shared: float = 0.0
     twice: bool = False
     family: float = 0.0
     side: float = 0.0
@@ -126,6 +131,23 @@ CASES = {
     "measured, lines by family": Case(
         measured=True, tasks=9, records=1, rows=(8, 24, 96), twice=True
     ),
+    "measured, shared": Case(measured=True, records=1, rows=(16,), shared=1.0, twice=True),
+    "measured, shared lines by family": Case(
+        measured=True, tasks=9, records=1, rows=(12, 48, 192), shared=1.0, twice=True
+    ),
+    "measured, lengths": Case(
+        measured=True, tasks=9, records=1, rows=(16, 64, 256), lengths=1.15, shared=0.7, twice=True
+    ),
+    "measured, lengths, own lines": Case(
+        measured=True, tasks=9, records=1, rows=(16, 64, 256), lengths=1.15
+    ),
+    "measured, lengths, two families": Case(
+        measured=True, tasks=6, records=1, rows=(8, 256), lengths=1.15, shared=0.7
+    ),
+    "measured, twenty-five tasks": Case(
+        measured=True, tasks=25, records=1, rows=(12, 48, 192), shared=0.7
+    ),
+    "measured, sixty tasks": Case(measured=True, tasks=60, records=1, rows=(8, 32), shared=0.7),
     "measured, checkpoints": Case(measured=True, records=6, rows=(16,), rate=0.05, open=_STILL),
     "planted families": Case(tasks=9, family=1.0, finds=(FAMILY, "groups", "headline")),
     "planted families, batches": Case(
@@ -134,7 +156,23 @@ CASES = {
     "planted families, measured": Case(
         tasks=9, measured=True, records=1, rows=(64,), family=0.7, finds=(FAMILY, "groups")
     ),
+    "planted families, lines by family": Case(
+        tasks=9, measured=True, records=1, rows=(16, 64, 256), family=0.5, finds=(FAMILY, "groups")
+    ),
+    "planted families, lengths": Case(
+        tasks=9,
+        measured=True,
+        records=1,
+        rows=(16, 64, 256),
+        lengths=1.15,
+        shared=0.7,
+        family=0.5,
+        finds=(FAMILY, "groups"),
+    ),
     "planted side": Case(side=1.0, finds=(SIDES,)),
+    "planted side, measured": Case(
+        measured=True, records=1, rows=(64,), shared=1.0, side=1.0, finds=(SIDES,)
+    ),
     "planted side, two tasks": Case(tasks=2, records=200, side=1.5, finds=(SIDES,)),
     "planted depth": Case(depth=2.0, finds=(DEPTH,)),
     "planted trend": Case(trend=1.0, finds=(TIME,)),
@@ -192,6 +230,7 @@ class Rows:
         self.inputs = self._normal(len(self.owner), 2, INPUTS)
         self.noise = self._tailed(len(self.owner))
         self.common = float(draw.normal())
+        self.lengths = np.ones(len(self.owner))
 
     def _normal(self, *shape: int) -> np.ndarray:
         return self.draw.normal(size=shape)
@@ -207,6 +246,13 @@ class Rows:
         self.inputs = keep * self.inputs + new * self._normal(num, 2, INPUTS)
         self.noise = keep * self.noise + new * self._tailed(num)
         self.common = keep * self.common + new * float(self.draw.normal())
+        if case.lengths:
+            self.lengths = np.exp(case.lengths * self._normal(num))
+        if case.shared:
+            line = np.concatenate([np.arange(size) for size in self.sizes])  # of its task
+            first = np.flatnonzero(self.owner == np.argmax(self.sizes))  # the largest set
+            line = np.where(self.draw.random(num) < case.shared, first[line], np.arange(num))
+            self.inputs, self.lengths = self.inputs[line], self.lengths[line]
         curves = (self.curves + case.trend * progress * self.own)[self.owner]
         labels = (self.inputs * curves).sum((1, 2)) / math.sqrt(INPUTS)
         labels += case.noise * (1 + (case.drift - 1) * progress) * self.noise
@@ -275,14 +321,14 @@ def record_still(case: Case, model: Branches, rows: Rows) -> Run:
 
 def measure_on_set(case: Case, model: Branches, rows: Rows) -> Run:
     """Measure on one set of lines, at every checkpoint of a training on other rows."""
-    lines = [rows(0.0) for _ in range(4)]
+    lines = [(*rows(0.0), torch.tensor(rows.lengths, dtype=torch.float32)) for _ in range(4)]
     optimizer = torch.optim.SGD(model.parameters(), lr=case.rate)
     same, different = list[Similarities](), list[Similarities]()
 
     def loss(batch: int, task: int) -> Tensor:
-        inputs, labels = lines[batch]
+        inputs, labels, lengths = lines[batch]
         mine = torch.tensor(rows.owner == task)
-        return (model(inputs[:, :, mine]) - labels[mine]).square().sum()
+        return ((model(inputs[:, :, mine]) - labels[mine]).square() * lengths[mine]).sum()
 
     batches = {
         name: [lambda b=b, t=t: loss(b, t) for b in range(len(lines))]  # type: ignore[misc]

@@ -391,14 +391,17 @@ class Estimate(NamedTuple):
     over: str = "tasks"
 
 
-def mean_over_tasks(matrix: Matrix) -> Estimate:
+def mean_over_tasks(matrix: Matrix, in_common: Matrix | None = None) -> Estimate:
     """The mean of a symmetric matrix over pairs, tested over *tasks* (jackknife, Student's t).
 
     Pairs that share a task are not independent: ten pairs of five tasks are five observations, not
-    ten. The test is cautious where pairs do not depend on their tasks at all.
+    ten. Nor are tasks that were measured on the same lines, whose noise r they have in common:
+    cosines hold products of two tasks' noise, so that the variance of a mean over T tasks is larger
+    by 1 + (T - 1) r^2. The test is cautious where pairs do not depend on their tasks at all.
 
     Args:
         matrix: `[T, T]`, such as differences; NaN where unknown, and the diagonal does not count.
+        in_common: `[T, T]`, of the tasks' noise (`noise_in_common`); None: nothing.
     """
     values = np.array(matrix, dtype=np.float64)
     np.fill_diagonal(values, np.nan)
@@ -412,6 +415,9 @@ def mean_over_tasks(matrix: Matrix) -> Estimate:
     if num < _FEWEST_TASKS or np.isnan(without).any():
         return Estimate(mean, (np.nan, np.nan), np.nan)
     error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
+    if in_common is not None:
+        shared = np.clip(np.nan_to_num(mean_of_pairs(in_common)), 0.0, 1.0)
+        error *= np.sqrt(1 + (num - 1) * shared**2)
     reach = float(student.ppf(0.975, num - 1)) * error
     if abs(mean) < _NOTHING:
         p_value = 1.0
@@ -420,6 +426,33 @@ def mean_over_tasks(matrix: Matrix) -> Estimate:
     else:
         p_value = float(2 * student.sf(abs(mean) / error, num - 1))
     return Estimate(mean, (mean - reach, mean + reach), p_value)
+
+
+def noise_in_common(
+    same: Similarities, different: Similarities, side: str | None = None
+) -> Matrix | None:
+    """Correlations of the noise of two tasks' gradients, `[T, T]`: which lines they share.
+
+    Of a task with halves A and B, the noise is A - B. Where both are equally long and their cosine
+    is r, the sum A + B is longer than A by sqrt(2 (1 + r)), and A - B by sqrt(2 (1 - r)).
+
+    Args:
+        same: On the same lines.
+        different: Of the same tasks and components on different lines.
+        side: Only the components of "encoder", "decoder" or "shared".
+
+    Returns:
+        The correlations, or None where noise was not measured.
+    """
+    if different.reliability is None or same.values.shape != different.values.shape:
+        return None
+    chosen = weighty(same.components, side)
+    reliability = np.clip(different.reliability[:, chosen], -1.0, 1.0).astype(np.float64)
+    sums, noise = (np.sqrt(1 + sign * reliability) for sign in (1, -1))
+    sums, noise = (one[..., :, None] * one[..., None, :] for one in (sums, noise))
+    shared = same.values[:, chosen] * sums - 2 * different.values[:, chosen]
+    above, below = (mean_where_known(one, axis=(0, 1)) for one in (shared, noise))
+    return np.divide(above, below, out=np.zeros(above.shape), where=below > _NOTHING)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -525,17 +558,21 @@ def family_contrast(
     families: Sequence[str],
     *,
     tested: Matrix | None = None,
+    in_common: Matrix | None = None,
     num_permutations: int | None = None,
     seed: int = 0,
 ) -> FamilyContrast:
     """Mean similarity within families minus between them, against shuffled families.
 
-    All assignments of families to tasks are enumerated if there are few enough.
+    All assignments of families to tasks are enumerated if there are few enough. Shuffled families
+    share no more lines than others. Where the true ones do, their contrast has more noise, and is
+    divided by as much before it is compared.
 
     Args:
         matrix: `[T, T]`.
         families: The family of every task, in the matrix's order; "" (unknown) leaves a task out.
         tested: What the p-value is about, where it is not the matrix itself (`pair_pattern`).
+        in_common: `[T, T]`, of the tasks' noise (`noise_in_common`); None: nothing.
         num_permutations: How often families are shuffled over the tasks; None: 9,999 times, less
             often for more than 60 tasks.
         seed: Seed of the shuffling.
@@ -573,10 +610,30 @@ def family_contrast(
     chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
     within, between = float(shown[same].mean()), float(shown[~same].mean())
     difference = float(values[same].mean() - values[~same].mean())
-    p_value = shuffles.p_value(chance, abs(difference))
+    more_noise = 1.0
+    if in_common is not None:
+        more_noise = _more_noise(in_common[np.ix_(with_family, with_family)], labels)
+    p_value = shuffles.p_value(chance, abs(difference) / more_noise)
     alike = prod(map(factorial, Counter(Counter(labels.tolist()).values()).values()))
     least = max(alike / count_labelings(labels.tolist()), 1 / (1 + num_permutations))
     return FamilyContrast(within, between, difference, p_value, least)
+
+
+def _more_noise(in_common: Matrix, labels: NDArray[np.int64]) -> float:
+    """The factor by which a contrast of families has more noise because relatives share lines.
+
+    Products of noises have a covariance C (x) C, if C is that of the tasks: relatives are more
+    correlated than others by so much as is beyond a standard error.
+    """
+    apart = ~np.eye(len(labels), dtype=bool) & ~np.isnan(in_common)
+    same = labels[:, None] == labels
+    inside, rest = (in_common[apart & which] for which in (same, ~same))
+    error = np.sqrt(2 * (inside.var() / len(inside) + rest.var() / len(rest)))  # each pair twice
+    others = max(0.0, float(rest.mean()))
+    more = np.clip((inside.mean() - others - error) / max(1 - others, _NOTHING), 0.0, 1.0)
+    contrast = np.where(apart, np.where(same, 1 / len(inside), -1 / len(rest)), 0.0)
+    noisy = contrast + contrast @ np.where(apart & same, more, 0.0)
+    return float(np.sqrt((noisy * noisy.T).sum() / (contrast**2).sum()))
 
 
 class Correlation(NamedTuple):
@@ -689,18 +746,19 @@ def by_step(similarities: Similarities, side: str | None = None) -> Floats:
     return mean_where_known(similarities.values[:, weighty(similarities.components, side)], axis=1)
 
 
-def paired(first: Matrix, second: Matrix, *, over: str) -> Change:
+def paired(first: Matrix, second: Matrix, *, over: str, in_common: Matrix | None = None) -> Change:
     """Compare similarities `[S, T, T]` of the same steps pair by pair; only what both know counts.
 
     Args:
         first: One.
         second: The other.
         over: "records", if every step is a batch of its own; "tasks", if all are of the same lines.
+        in_common: Of the tasks' noise (`mean_over_tasks`).
     """
     both = ~np.isnan(first) & ~np.isnan(second)
     one, two = (np.where(both, values, np.nan) for values in (first, second))
     means = [mean_where_known(values, axis=0) for values in (one, two)]
-    over_tasks = mean_over_tasks(means[1] - means[0])
+    over_tasks = mean_over_tasks(means[1] - means[0], in_common)
     difference = over_tasks
     if over == "records":
         difference = _estimate(mean_of_pairs(two) - mean_of_pairs(one))
@@ -870,12 +928,20 @@ class SimilarityComparison:
     pattern: Correlation | None
 
 
-def compare_similarities(first: Similarities, second: Similarities) -> SimilarityComparison:
+def compare_similarities(
+    first: Similarities,
+    second: Similarities,
+    *,
+    tested: tuple[Similarities, Similarities] | None = None,
+    in_common: Matrix | None = None,
+) -> SimilarityComparison:
     """Compare the similarities of two runs: batch size, model size, direction.
 
     Args:
         first: One run.
         second: Another. Tasks are matched by name; "fr-en" matches "en-fr" where no name does.
+        tested: What `pattern` is about, where it is not these: both runs on different lines.
+        in_common: Of the tasks' noise (`mean_over_tasks`).
     """
     matches = match_tasks(first.tasks, second.tasks)
     tasks = tuple(matches)
@@ -885,8 +951,11 @@ def compare_similarities(first: Similarities, second: Similarities) -> Similarit
     change = (
         paired(by_step(one), by_step(two), over="records")
         if recorded
-        else paired(means[0][None], means[1][None], over="tasks")
+        else paired(means[0][None], means[1][None], over="tasks", in_common=in_common)
     )
+    if tested is not None:
+        one = tested[0].select(tasks=tasks)
+        two = tested[1].select(tasks=list(matches.values()))
     pattern = mantel(pair_pattern(one), pair_pattern(two)) if len(tasks) > 3 else None
     return SimilarityComparison(tasks, means[1] - means[0], change, pattern)
 

@@ -145,6 +145,29 @@ def side_by_step(
     return statistics.by_step(chosen, None if side == MODEL else side)
 
 
+def for_pairs(main: Similarities, run: Run) -> Similarities:
+    """The similarities by which pairs are tested: on different lines, where they were measured.
+
+    Two tasks that were measured on the same lines share the noise of these lines, and tasks of
+    larger sets share more of them.
+    """
+    halves = two_halves(run)
+    return halves if halves is not None and main.lines == "same" else main
+
+
+def noise_in_common(
+    main: Similarities, run: Run, side: str = MODEL, tasks: Sequence[str] | None = None
+) -> Matrix | None:
+    """Correlations of the tasks' noise by the lines they share, `[T, T]`; None if unknown."""
+    halves = two_halves(run)
+    if halves is None or main.lines != "same" or main.granularity != halves.granularity:
+        return None
+    chosen = tasks or main.tasks
+    return statistics.noise_in_common(
+        main.select(tasks=chosen), halves.select(tasks=chosen), None if side == MODEL else side
+    )
+
+
 def side_pattern(
     similarities: Similarities, side: str, tasks: Sequence[str] | None = None
 ) -> Matrix:
@@ -338,10 +361,15 @@ def compared(first: Run, second: Run) -> statistics.SimilarityComparison | None:
     a, b = main_source(first), main_source(second)
     if a is None or b is None or why_not_compared(first, second):
         return None
+    known = [noise_in_common(a, first), noise_in_common(b, second)]
+    in_common = max((one for one in known if one is not None), key=pair_mean, default=None)
+    pairs = [for_pairs(a, first), for_pairs(b, second)]
     common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))
     if common:
-        a, b = a.select(steps=common), b.select(steps=common)
+        a, b, *pairs = (one.select(steps=common) for one in (a, b, *pairs))
     try:
-        return statistics.compare_similarities(a, b)
+        return statistics.compare_similarities(
+            a, b, tested=(pairs[0], pairs[1]), in_common=in_common
+        )
     except ValueError:  # fewer than two tasks in common
         return None

@@ -59,8 +59,8 @@ def summarise(run: Run) -> list[Statement]:
         found.append(Statement(PAIRS, why_not))
     elif main is not None:
         found += describe_families(main, run) + describe_distances(main, run)
-        found += describe_pairs(main) + describe_directions(main)
-        found += describe_sides(main) + describe_depth(main)
+        found += describe_pairs(main) + describe_directions(main, run)
+        found += describe_sides(main, run) + describe_depth(main)
         found += describe_time(main) + describe_noise(main, run)
     influence = views.find_influence(run)
     found += [] if influence is None else describe_influence(influence)
@@ -208,13 +208,16 @@ class Finding:
 def family_findings(main: Similarities, run: Run) -> list[Finding]:
     """Within families against between them, in every part that has both."""
     findings = []
-    noun = _noun(main).capitalize()
+    noun, pairs = _noun(main).capitalize(), views.for_pairs(main, run)
     for subset in views.subsets(main):
         families = statistics.families_of(subset.tasks, run.families)
         matrix = views.side_matrix(main, subset.side, subset.tasks)
-        pattern = views.side_pattern(main, subset.side, subset.tasks)
+        pattern = views.side_pattern(pairs, subset.side, subset.tasks)
+        in_common = views.noise_in_common(main, run, subset.side, subset.tasks)
         try:
-            contrast = statistics.family_contrast(matrix, families, tested=pattern)
+            contrast = statistics.family_contrast(
+                matrix, families, tested=pattern, in_common=in_common
+            )
         except ValueError:  # no pair of relatives, or of others, is known
             continue
         within, between, difference, p_value, least = contrast
@@ -267,13 +270,13 @@ def describe_families(main: Similarities, run: Run) -> list[Statement]:
 
 def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     """Similarity against known distance, in every part."""
-    findings = []
+    findings, pairs = [], views.for_pairs(main, run)
     for subset, matrix, distances in views.against_distance(main, run.distances):
-        pattern = views.side_pattern(main, subset.side, subset.tasks)
-        tested, p_value = statistics.mantel(pattern, statistics.without_task_means(distances))
+        pattern = views.side_pattern(pairs, subset.side, subset.tasks)
+        found, p_value = statistics.mantel(pattern, statistics.without_task_means(distances))
         values = views.pair_values(matrix)
         r = float(np.corrcoef(values, views.pair_values(distances))[0, 1])
-        rise = abs(r) * float(values.std()) * 4 * (tested * r > 0)  # from the nearest to the rest
+        rise = abs(r) * float(values.std()) * 4 * (found * r > 0)  # from the nearest to the rest
         assert run.distances is not None
         follows = "falls with" if r < 0 else "rises with"
         claim = f"Similarity {follows} {run.distances.name}{where(subset)}: r = {r:z.2f}"
@@ -388,7 +391,7 @@ def describe_pairs(main: Similarities) -> list[Statement]:
     return [Statement(PAIRS, text)]
 
 
-def describe_directions(main: Similarities) -> list[Statement]:
+def describe_directions(main: Similarities, run: Run) -> list[Statement]:
     """Into the pivot against out of it, over the languages that go both ways."""
     both_ways = task_names.both_ways(main.tasks)
     if both_ways is None:
@@ -399,20 +402,20 @@ def describe_directions(main: Similarities) -> list[Statement]:
     both = [language for language in there if language in back]
     if len(both) < 2:
         return []
-    findings = []
+    findings, in_common = [], views.noise_in_common(main, run)
     for side in views.sides_of(main):
         one, two = (
             views.side_by_step(main, side, [tasks[language] for language in both])
             for tasks in (back, there)
         )
-        change = statistics.paired(one, two, over=_sampled(main))
+        change = statistics.paired(one, two, over=_sampled(main), in_common=in_common)
         more = "more" if change.difference.mean > 0 else "less"
         claim = f"Tasks into {pivot} are {more} similar than tasks out of it{inside(side)}"
         findings += _difference_finding(claim, change, inside(side))
     return _describe_findings(DIRECTION, findings, f"Tasks into {pivot} against tasks out of it")
 
 
-def describe_sides(main: Similarities) -> list[Statement]:
+def describe_sides(main: Similarities, run: Run) -> list[Statement]:
     """The encoder against the decoder."""
     if views.sides_of(main) != views.SIDES:
         return []
@@ -420,7 +423,8 @@ def describe_sides(main: Similarities) -> list[Statement]:
     for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) > 1:
             encoder, decoder = (views.side_by_step(main, side, tasks) for side in views.SIDES)
-            change = statistics.paired(decoder, encoder, over=_sampled(main))
+            in_common = views.noise_in_common(main, run, tasks=tasks)
+            change = statistics.paired(decoder, encoder, over=_sampled(main), in_common=in_common)
             high, low = views.SIDES
             is_more = change.difference.mean > 0
             high, low = (high, low) if is_more else (low, high)
