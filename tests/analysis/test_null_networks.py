@@ -37,6 +37,8 @@ def count(nulls: ModuleType, name: str, num: int, folder: Path) -> Counter[str]:
         "common fluctuation",
         "two tasks",
         "measured, lines by family",
+        "measured, shared lines by family",
+        "measured, lengths",
     ],
 )
 def test_identical_tasks_are_left_alone(nulls: ModuleType, name: str, tmp_path: Path) -> None:

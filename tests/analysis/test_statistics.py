@@ -309,6 +309,61 @@ def test_mean_over_tasks_by_hand() -> None:
     assert statistics.mean_over_tasks(unknown) == found
 
 
+def halves_of(draw: np.random.Generator, shared: float, num: int = 8) -> list[Similarities]:
+    """Equal tasks on the same and on different lines, measured with noise that they share."""
+    true = draw.normal(size=40) / 40**0.5
+    lines, own = draw.normal(size=(2, 1, 40)), draw.normal(size=(2, num, 40))
+    halves = true + (shared**0.5 * lines + (1 - shared) ** 0.5 * own) / 40**0.5
+    unit = halves / np.linalg.norm(halves, axis=2, keepdims=True)
+    whole = halves.sum(0) / np.linalg.norm(halves.sum(0), axis=1, keepdims=True)
+    across = unit[0] @ unit[1].T
+    reliability = across.diagonal()[None, None].astype(np.float32)
+    tasks = tuple("abcdefghij"[:num])
+    same, different = (
+        similarities(one[None, None].astype(np.float32), ("encoder.0",), tasks)
+        for one in (whole @ whole.T, (across + across.T) / 2)
+    )
+    return [same, replace(different, reliability=reliability, lines="different")]
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.4, 0.9])
+def test_noise_of_shared_lines_is_measured(shared: float) -> None:
+    draw = np.random.default_rng(0)
+    found = [statistics.noise_in_common(*halves_of(draw, shared)) for _ in range(40)]
+    assert np.mean([statistics.mean_of_pairs(one) for one in found]) == pytest.approx(
+        shared, abs=0.1
+    )
+
+
+def test_tasks_on_the_same_lines_are_fewer_observations() -> None:
+    """Two sets of lines for equal tasks: the means differed "clearly" in a third of all cases."""
+    alarms = np.zeros(2)
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        (one, halves), (two, _) = halves_of(draw, 0.5), halves_of(draw, 0.5)
+        difference = two.values[0, 0] - one.values[0, 0]
+        in_common = statistics.noise_in_common(one, halves)
+        found = [statistics.mean_over_tasks(difference, r) for r in (None, in_common)]
+        assert found[0].mean == found[1].mean
+        alarms += [estimate.p_value < 0.05 for estimate in found]
+    assert alarms[0] > 50
+    assert alarms[1] <= 16
+
+
+def test_relatives_on_the_same_lines_need_a_larger_difference() -> None:
+    draw = np.random.default_rng(0)
+    noise = draw.normal(size=(9, 9))
+    families = [str(i // 3) for i in range(9)]
+    related = np.equal.outer(families, families)
+    matrix = 0.3 * related + 0.1 * (noise + noise.T)
+    alone = statistics.family_contrast(matrix, families)
+    for shared in (np.zeros((9, 9)), np.full((9, 9), 0.7)):  # nobody, or everybody
+        assert statistics.family_contrast(matrix, families, in_common=shared) == alone
+    found = statistics.family_contrast(matrix, families, in_common=0.9 * related)
+    assert found.difference == alone.difference
+    assert found.p_value > alone.p_value
+
+
 def test_holm_by_hand() -> None:
     assert statistics.holm([0.01, 0.04, np.nan, 0.03]) == pytest.approx(
         [0.03, 0.06, np.nan, 0.06], nan_ok=True

@@ -416,8 +416,8 @@ def mean_over_tasks(matrix: Matrix, in_common: Matrix | None = None) -> Estimate
         return Estimate(mean, (np.nan, np.nan), np.nan)
     error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
     if in_common is not None:
-        shared = np.clip(np.nan_to_num(mean_of_pairs(in_common)), 0.0, 1.0)
-        error *= np.sqrt(1 + (num - 1) * shared**2)
+        squares = np.nan_to_num(mean_of_pairs(in_common * np.abs(in_common)))  # 0 by chance
+        error *= np.sqrt(1 + (num - 1) * np.clip(squares, 0.0, 1.0))
     reach = float(student.ppf(0.975, num - 1)) * error
     if abs(mean) < _NOTHING:
         p_value = 1.0
