@@ -309,7 +309,9 @@ def test_mean_over_tasks_by_hand() -> None:
     assert statistics.mean_over_tasks(unknown) == found
 
 
-def halves_of(draw: np.random.Generator, shared: float, num: int = 8) -> list[Similarities]:
+def halves_of(
+    draw: np.random.Generator, shared: float, num: int = 8
+) -> tuple[Similarities, Similarities]:
     """Equal tasks on the same and on different lines, measured with noise that they share."""
     true = draw.normal(size=40) / 40**0.5
     lines, own = draw.normal(size=(2, 1, 40)), draw.normal(size=(2, num, 40))
@@ -323,16 +325,15 @@ def halves_of(draw: np.random.Generator, shared: float, num: int = 8) -> list[Si
         similarities(one[None, None].astype(np.float32), ("encoder.0",), tasks)
         for one in (whole @ whole.T, (across + across.T) / 2)
     )
-    return [same, replace(different, reliability=reliability, lines="different")]
+    return same, replace(different, reliability=reliability, lines="different")
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.4, 0.9])
 def test_noise_of_shared_lines_is_measured(shared: float) -> None:
     draw = np.random.default_rng(0)
     found = [statistics.noise_in_common(*halves_of(draw, shared)) for _ in range(40)]
-    assert np.mean([statistics.mean_of_pairs(one) for one in found]) == pytest.approx(
-        shared, abs=0.1
-    )
+    means = [statistics.mean_of_pairs(one) for one in found if one is not None]
+    assert np.mean(means) == pytest.approx(shared, abs=0.1)
 
 
 def test_tasks_on_the_same_lines_are_fewer_observations() -> None:

@@ -155,7 +155,7 @@ def for_pairs(main: Similarities, run: Run) -> Similarities:
     return halves if halves is not None and main.lines == "same" else main
 
 
-def noise_in_common(
+def shared_noise(
     main: Similarities, run: Run, side: str = MODEL, tasks: Sequence[str] | None = None
 ) -> Matrix | None:
     """Correlations of the tasks' noise by the lines they share, `[T, T]`; None if unknown."""
@@ -361,7 +361,7 @@ def compared(first: Run, second: Run) -> statistics.SimilarityComparison | None:
     a, b = main_source(first), main_source(second)
     if a is None or b is None or why_not_compared(first, second):
         return None
-    known = [noise_in_common(a, first), noise_in_common(b, second)]
+    known = [shared_noise(a, first), shared_noise(b, second)]
     in_common = max((one for one in known if one is not None), key=pair_mean, default=None)
     pairs = [for_pairs(a, first), for_pairs(b, second)]
     common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))

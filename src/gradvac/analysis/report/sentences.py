@@ -213,7 +213,7 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         families = statistics.families_of(subset.tasks, run.families)
         matrix = views.side_matrix(main, subset.side, subset.tasks)
         pattern = views.side_pattern(pairs, subset.side, subset.tasks)
-        in_common = views.noise_in_common(main, run, subset.side, subset.tasks)
+        in_common = views.shared_noise(main, run, subset.side, subset.tasks)
         try:
             contrast = statistics.family_contrast(
                 matrix, families, tested=pattern, in_common=in_common
@@ -402,7 +402,7 @@ def describe_directions(main: Similarities, run: Run) -> list[Statement]:
     both = [language for language in there if language in back]
     if len(both) < 2:
         return []
-    findings, in_common = [], views.noise_in_common(main, run)
+    findings, in_common = [], views.shared_noise(main, run)
     for side in views.sides_of(main):
         one, two = (
             views.side_by_step(main, side, [tasks[language] for language in both])
@@ -423,7 +423,7 @@ def describe_sides(main: Similarities, run: Run) -> list[Statement]:
     for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) > 1:
             encoder, decoder = (views.side_by_step(main, side, tasks) for side in views.SIDES)
-            in_common = views.noise_in_common(main, run, tasks=tasks)
+            in_common = views.shared_noise(main, run, tasks=tasks)
             change = statistics.paired(decoder, encoder, over=_sampled(main), in_common=in_common)
             high, low = views.SIDES
             is_more = change.difference.mean > 0
