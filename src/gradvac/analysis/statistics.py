@@ -16,6 +16,9 @@ a_i shrinks with the noise of task i: tasks with large batches look similar to e
 all c_ij are equal. What a product of one factor per task explains is therefore taken out before
 pairs are compared, in every component by itself, and the rest is divided by how much noise it has.
 
+*Lines in common* (`noise_in_common`). Tasks that were measured on the same lines share the noise of
+these lines. So pairs are tested on different lines, and tasks count for fewer observations.
+
 *Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
 by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
 reliabilities are as noisy as cosines, and a mean of ratios is biased and unstable, so products are
