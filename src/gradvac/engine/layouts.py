@@ -123,6 +123,7 @@ def _agrees(graph: Graph, move: Move, num_rows: int) -> Tensor:
     position, above, below = move
     node, name = graph.nodes[position], graph.names[position]
     index = node._saved_indices[0] if name in _BY_INDICES else node._saved_index.reshape(-1)
+    index = index.long()
     device, size, num_behind = index.device, len(index), _num_behind(graph, position)
     if name == _SUM_BY_INDEX:  # the gradient of what it added is taken
         rows = rows_of(graph, above, graph.shape(position)[0], num_rows, device)
@@ -150,8 +151,9 @@ def _is_at_hand(graph: Graph, position: int) -> bool:
     if any(one.unpack_hook is not None for one in node._raw_saved_indices):
         return False
     dims, every = indexed_dims(node), node._saved_indices
-    is_first = bool(dims) and dims == (*range(len(dims)),)
-    return is_first and all(every[dim].shape == graph.shape(position)[:1] for dim in dims)
+    if not dims or dims != (*range(len(dims)),) or every[0].dtype not in (torch.int64, torch.int32):
+        return False  # others, or a mask
+    return all(every[dim].shape == graph.shape(position)[:1] for dim in dims)
 
 
 def _num_behind(graph: Graph, position: int) -> int:
@@ -167,7 +169,7 @@ def count_rows(graph: Graph, layout: Layout, num_rows: int) -> int:
 def rows_of(graph: Graph, layout: Layout, size: int, num_rows: int, device: torch.device) -> Tensor:
     """The row of every entry of a dimension."""
     rows = layout.rows(size, count_rows(graph, layout, num_rows), device)
-    return rows if layout.moved_by is None else graph.moved[layout.moved_by][rows]
+    return rows if layout.moved_by is None else graph.moved[layout.moved_by].to(device)[rows]
 
 
 Followed = list[dict[int, Layout | None]]
