@@ -43,7 +43,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from math import factorial, prod
+from math import factorial, prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -623,20 +623,26 @@ def family_contrast(
 
 
 def _more_noise(in_common: Matrix, labels: NDArray[np.int64]) -> float:
-    """The factor by which a contrast of families has more noise because relatives share lines.
+    """The factor by which a contrast of families has more noise than one of shuffled families.
 
-    Products of noises have a covariance C (x) C, if C is that of the tasks: relatives are more
-    correlated than others by so much as is beyond a standard error.
+    Products of noises have a covariance C (x) C, if C is that of the tasks. Without lines in common
+    C is chance alone, which would cost power.
     """
-    apart = ~np.eye(len(labels), dtype=bool) & ~np.isnan(in_common)
-    same = labels[:, None] == labels
-    inside, rest = (in_common[apart & which] for which in (same, ~same))
-    error = np.sqrt(2 * (inside.var() / len(inside) + rest.var() / len(rest)))  # each pair twice
-    others = max(0.0, float(rest.mean()))
-    more = np.clip((inside.mean() - others - error) / max(1 - others, _NOTHING), 0.0, 1.0)
-    contrast = np.where(apart, np.where(same, 1 / len(inside), -1 / len(rest)), 0.0)
-    noisy = contrast + contrast @ np.where(apart & same, more, 0.0)
-    return float(np.sqrt((noisy * noisy.T).sum() / (contrast**2).sum()))
+    apart = ~np.eye(len(labels), dtype=bool)
+    known = in_common[apart & ~np.isnan(in_common)]
+    if known.mean() <= 3 * known.std() * np.sqrt(2 / len(known)):  # each pair twice
+        return 1.0
+    shared = np.clip(np.where(apart, np.nan_to_num(in_common, nan=known.mean()), 1.0), -1.0, 1.0)
+
+    def noise(families: NDArray[np.int64]) -> float:
+        same = families[:, None] == families
+        inside, rest = np.sum(same & apart), np.sum(~same)
+        contrast = np.where(apart, np.where(same, 1 / inside, -1 / rest), 0.0) @ shared
+        return float((contrast * contrast.T).sum())
+
+    draw = np.random.default_rng(0)
+    usual = float(np.mean([noise(draw.permutation(labels)) for _ in range(200)]))
+    return sqrt(max(1.0, round(noise(labels) / usual, 9)))
 
 
 class Correlation(NamedTuple):
