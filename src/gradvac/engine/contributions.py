@@ -10,6 +10,7 @@ or their weighted sum without ever building them, since sum_t w_t g_t of a linea
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -277,17 +278,17 @@ class ExpertProducts(MatrixContribution):
         return by_task
 
     def slice(self, start: int, end: int) -> Tensor:
-        ends = self._ends_on_host()
+        ends = self._ends_on_host
         entries = slice(ends[start - 1] if start else 0, ends[end - 1])
         given = (self.left[entries], self.right[entries], self._tasks[entries])
         every = torch.arange(entries.start, entries.stop, device=self.left.device)
         return self._products(*given, self._ends[start:end], every)
 
+    @cached_property
     def _ends_on_host(self) -> list[int]:
         """Waits for the device."""
-        if not hasattr(self, "_on_host"):
-            self._on_host: list[int] = self._ends.tolist()
-        return self._on_host
+        ends: list[int] = self._ends.tolist()
+        return ends
 
     def total(self) -> Tensor:
         return self._sum(self.right)
@@ -298,7 +299,7 @@ class ExpertProducts(MatrixContribution):
 
     def _sum(self, right: Tensor) -> Tensor:
         """Over all tasks."""
-        ends = self._ends_on_host()
+        ends = self._ends_on_host
         out = self.left.new_empty(len(ends), self.left.shape[1], right.shape[1])
         for product, start, end in zip(out, [0, *ends], ends, strict=False):
             torch.mm(self.left[start:end].t(), right[start:end], out=product)
