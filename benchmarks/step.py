@@ -289,7 +289,8 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    kept = graph, step  # the step holds the model and the batch, which the graph reads
+    return lambda: kept[0].replay()
 
 
 def main() -> None:

@@ -424,7 +424,7 @@ class _Parts:
 
 
 def _check_options(
-    engine: object,
+    engine: str,
     *,
     switches: Mapping[str, bool],
     sizes: Mapping[str, object],
@@ -458,8 +458,27 @@ def _check_options(
             "metric: must be a callable such as AdamMetric(optimizer), from a parameter and its "
             f"task gradients to what Gram matrices see of them, got {metric!r}."
         )
-    recompute, exact = switches["recompute"], switches["exact"]
-    has_storage = switches["offload"] or storage_dtype is not None
+    check_together(
+        engine,
+        recompute=switches["recompute"],
+        has_storage=switches["offload"] or storage_dtype is not None,
+        has_metric=metric is not None,
+        is_shared=is_shared,
+    )
+    exact = switches["exact"]
+    if not is_shared and not exact:
+        raise ValueError("exact: False is for several processes; a single one is exact.")
+    if not exact and is_sharded:
+        raise ValueError(
+            "exact: False needs the whole gradient in every process, which FSDP2 does not "
+            "keep; give every process few tasks instead."
+        )
+
+
+def check_together(
+    engine: str, *, recompute: bool, has_storage: bool, has_metric: bool, is_shared: bool = False
+) -> None:
+    """Raise for options that exclude each other; settings of a config are checked by it too."""
     if engine == "per_task" and recompute:
         raise ValueError('recompute: is for engine="one_backward"; per_task stores gradients.')
     if engine == "one_backward" and has_storage:
@@ -471,17 +490,10 @@ def _check_options(
             "recompute, offload, storage_dtype: are for a single process; with several, each "
             "keeps the task gradients of its own rows until they are exchanged."
         )
-    if metric is not None and (recompute or is_shared):
+    if has_metric and (recompute or is_shared):
         raise ValueError(
             "metric (align.space of a config): needs the task gradients of the whole batch in "
             "one process, which are not kept with recompute=True or with several processes."
-        )
-    if not is_shared and not exact:
-        raise ValueError("exact: False is for several processes; a single one is exact.")
-    if not exact and is_sharded:
-        raise ValueError(
-            "exact: False needs the whole gradient in every process, which FSDP2 does not "
-            "keep; give every process few tasks instead."
         )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradvac import GradVac
 from gradvac.engine import plain_junctions, task_gradients
+from gradvac.engine.compiled import split_and_compile
 from gradvac.engine.contributions import Lookup
 from gradvac.engine.kernels import Segments
 from gradvac.engine.task_gradients import ParameterGradients, TaskGradients
@@ -82,6 +85,20 @@ def bytes_of(model: nn.Module) -> int:
 
 
 def test_holds_one_component_at_a_time(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, stream_bytes=1)
+    assert held.most == bytes_of(deep[0])
+    assert held.num_weighed >= len(deep)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_layers_that_are_compiled_are_complete_one_by_one(held: Held, deep: nn.Sequential) -> None:
+    """Scales and shifts too, where a pass ends."""
+    for block in deep:
+        block.compile(backend=partial(split_and_compile, compile_inside=aot_eager))
+    backward(deep, stream_bytes=1)  # compiling registers hooks
+    held.most = held.num_weighed = 0
     backward(deep, stream_bytes=1)
     assert held.most == bytes_of(deep[0])
     assert held.num_weighed >= len(deep)

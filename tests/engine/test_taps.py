@@ -27,6 +27,7 @@ import gradvac
 from gradvac import Aligner, GradVac
 from gradvac.engine import compile_tapped
 from gradvac.engine.compiled import split_and_compile
+from gradvac.engine.graph import COMPILED, Graph
 from gradvac.utils import torch_backend
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, assert_same_gradients
@@ -108,6 +109,69 @@ def test_every_rule() -> None:
     """
     batches = [(torch.randint(0, V, (B, length)),) for length in (5, 3, 4)]
     assert "measured" not in repr(assert_exact(every_rule(), *batches))
+
+
+class Layer(nn.Module):
+    """A block that may add something, or write over what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor, shift: Tensor | float = 0.0, *, over: bool = False) -> Tensor:
+        result: Tensor = self.block(x.mul_(2.0) if over else x + shift)
+        return result
+
+
+def one_after_the_other(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.layers[1](m.layers[0](m.head(x))))
+
+
+def with_a_shift_of_parameters(m: Any, x: Tensor) -> Tensor:
+    shift = m.head.weight.exp().sum(0)
+    return m.layers[1](m.layers[0](x, shift), shift)
+
+
+def with_a_shift_of_rows(m: Any, x: Tensor) -> Tensor:
+    shift = m.head(x)
+    return m.layers[1](m.layers[0](x, shift), shift)
+
+
+def one_over_the_other(m: Any, x: Tensor) -> Tensor:
+    return m.layers[1](m.layers[0](m.head(x)), over=True)
+
+
+def inside_a_context(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return m.layers[1](m.layers[0](m.head(x)))
+
+
+def beside_a_context(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.square().mean((1, 2), keepdim=True)
+    return m.layers[1](m.layers[0](x * scale)) + m.head(x)
+
+
+@pytest.mark.parametrize(
+    ("run", "num_regions"),
+    [
+        (one_after_the_other, 4),
+        (with_a_shift_of_rows, 3),
+        (beside_a_context, 3),
+        (with_a_shift_of_parameters, 1),
+        (one_over_the_other, 1),
+        (inside_a_context, 1),
+    ],
+)
+def test_layers_are_regions_of_their_own(run: Any, num_regions: int) -> None:
+    """Unless one writes over what another made, or what they share is made of parameters alone."""
+    model = model_of(run, head=nn.Linear(D, D), layers=nn.ModuleList([Layer(), Layer()]))
+    x = torch.randn(B, S, D, dtype=torch.float64)
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    names = Graph([compiled(x).sum()]).names
+    assert names.count(COMPILED) == num_regions
+    torch.compiler.reset()
+    assert_exact(model, (x,), (x + 1,))
 
 
 def test_sizes_that_change() -> None:

@@ -35,7 +35,7 @@ _ROWS_FIRST = Layout(0)
 
 
 @dataclass
-class _Arrived:
+class _Below:
     """Task gradients of outputs of a node that is made of parameters alone."""
 
     gradients: dict[int, Tensor]  # by output: [T, ...]
@@ -75,7 +75,7 @@ class GradientBuilder:
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
         self._moved: dict[int, Segments] = {}  # by position of the index
-        self._arrived: dict[int, _Arrived] = {}  # by position
+        self._arrived: dict[int, _Below] = {}  # by position
         self._by_task: Segments | None = None
         self._waiting: list[Arrived] = []
         self.measured: MeasuredOwners | None = None
@@ -382,7 +382,7 @@ class GradientBuilder:
     def _wait_below(self, path: ParameterPath, gradients: Tensor, segments: Segments) -> None:
         """Let task gradients of a node on the way wait for what else arrives."""
         position, number, _ = path
-        arrived = self._arrived.setdefault(position, _Arrived({}, segments))
+        arrived = self._arrived.setdefault(position, _Below({}, segments))
         if arrived.segments.only != segments.only:
             arrived.segments = self._row_per_task()
         before = arrived.gradients.get(number)
@@ -395,7 +395,7 @@ class GradientBuilder:
             self._by_task = Segments(torch.arange(num_tasks), num_tasks, self.losses.device)
         return self._by_task
 
-    def _push_through(self, position: int, arrived: "_Arrived") -> None:
+    def _push_through(self, position: int, arrived: "_Below") -> None:
         """Through a node that is made of parameters alone, once, T gradients at a time."""
         paths, segments = self.plan.partition.paths[position], arrived.segments
         if (looked_up := self._look_up(position, paths[0], arrived)) is not None:
@@ -413,7 +413,7 @@ class GradientBuilder:
             self._push(paths[edge], Built(gradients, segments))
 
     def _look_up(
-        self, position: int, path: ParameterPath, arrived: "_Arrived"
+        self, position: int, path: ParameterPath, arrived: "_Below"
     ) -> Contribution | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
         lookup = _LOOKUPS.get(self.graph.names[position])

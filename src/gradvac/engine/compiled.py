@@ -14,6 +14,9 @@ come as gradients of placeholders, `output` and `operand`, which are inputs of t
 never read, so that nothing is held longer than the region itself holds it. Without an aligner, the
 tap's own backward computes the gradient of the weight; a fast path of the engine, by task.
 
+Layers: what a region hands to its taps exists all at once. So every layer of a model is a region of
+its own, and its parameters are complete once it has run.
+
 Rows: autograd cannot tell whose gradient is whose inside a compiled region. But a region of this
 backend is known operation by operation. It is run once on tensors without data; the autograd graph
 of that run is the same as if nothing had been compiled. From where rows lie in the region's outputs
@@ -35,6 +38,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.fx.node import map_arg
+from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_leaves
 
 from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph
@@ -80,10 +84,105 @@ def compile_tapped(
 def split_and_compile(
     graph_module: fx.GraphModule, examples: list[Any], compile_inside: Compile
 ) -> Callable[..., Any]:
-    """Split a graph, and compile its inside."""
+    """Split a graph into layers, each of these in two, and compile the inside."""
     allow_second_passes()
     if not torch.is_grad_enabled():
         return compile_inside(graph_module, examples)
+    given = dict(zip(graph_module.graph.find_nodes(op="placeholder"), examples, strict=True))
+    numbers = _numbers_of_layers(list(graph_module.graph.nodes), given)
+    if len({*numbers.values()}) < 2:
+        return _compile_region(graph_module, examples, compile_inside)
+    by_name = {node.name: example for node, example in given.items()}
+    whole = split_module(graph_module, graph_module, numbers.__getitem__, keep_original_order=True)
+    for call in whole.graph.find_nodes(op="call_module"):
+        layer = whole.get_submodule(str(call.target))
+        assert isinstance(layer, fx.GraphModule)
+        whole.add_submodule(str(call.target), _Layer(layer, by_name, compile_inside))
+    forward: Callable[..., Any] = whole.forward
+    return forward
+
+
+class _Layer(nn.Module):
+    """A layer as a region of its own."""
+
+    def __init__(
+        self, layer: fx.GraphModule, by_name: Mapping[str, Any], compile_inside: Compile
+    ) -> None:
+        super().__init__()
+        examples = [
+            by_name[node.name] if node.name in by_name else _leaf(fake_of(node))
+            for node in layer.graph.find_nodes(op="placeholder")
+        ]
+        (output,) = layer.graph.find_nodes(op="output")
+        self._is_single = not isinstance(output.args[0], tuple)
+        if self._is_single:
+            output.args = ((output.args[0],),)
+            layer.recompile()
+        self._run = _compile_region(layer, examples, compile_inside)
+
+    def forward(self, *arguments: Any) -> Any:
+        outputs = self._run(*arguments)
+        return outputs[0] if self._is_single else outputs
+
+
+def _leaf(fake: Any) -> Any:
+    """What another layer made, as an input."""
+    if not isinstance(fake, FakeTensor):
+        return fake
+    return fake.detach().requires_grad_(fake.requires_grad)
+
+
+def _numbers_of_layers(
+    nodes: Sequence[fx.Node], examples: Mapping[fx.Node, Any]
+) -> dict[fx.Node, int]:
+    """Numbers of nodes that rise with every layer: a module with a number that has others inside.
+
+    All the same where a layer writes over what another made, uses what another made of parameters
+    alone (shared position biases), or begins inside a context of torch.
+    """
+    stacks = [[name for name, _ in n.meta.get("nn_module_stack", {}).values()] for n in nodes]
+    layers = {name for stack in stacks for name in stack[:-1] if name.rpartition(".")[2].isdigit()}
+    numbers, last, open_contexts = dict[fx.Node, int](), None, set[str]()
+    written = _written(nodes)
+    of_data = {n for n, example in examples.items() if _is_data(n, example)}
+    for node, stack in zip(nodes, stacks, strict=True):
+        layer = next((name for name in stack if name in layers), None)
+        is_next = node.op not in ("placeholder", "output") and layer != last
+        number = next(reversed(numbers.values()), 0) + is_next
+        if is_next:
+            last = layer
+        given = [n for n in node.all_input_nodes if n not in examples and numbers[n] != number]
+        is_shared = any(_has_gradient(fake_of(n)) and n not in of_data for n in given)
+        is_written = any(not written.isdisjoint(_memory_of(n)) for n in given)
+        if is_shared or is_written or (is_next and open_contexts):
+            return dict.fromkeys(nodes, 0)
+        numbers[node] = number
+        if not of_data.isdisjoint(node.all_input_nodes):
+            of_data.add(node)
+        _follow_context(node, open_contexts)
+    return numbers
+
+
+def _is_data(node: fx.Node, example: Any) -> bool:
+    is_given = isinstance(example, nn.Parameter) or "_buffers_" in str(node.target)
+    return isinstance(example, Tensor) and not is_given
+
+
+def _follow_context(node: fx.Node, opened: set[str]) -> None:
+    """Keep what changes the meaning of the calls that follow."""
+    name = getattr(node.target, "__name__", "")
+    if name == "_set_grad_enabled":
+        (opened.discard if node.args[0] else opened.add)(name)
+    elif name in _CONTEXTS:
+        opened.add(node.name)
+    elif name.startswith("_exit_"):
+        opened -= {entered.name for entered in node.all_input_nodes}
+
+
+def _compile_region(
+    graph_module: fx.GraphModule, examples: list[Any], compile_inside: Compile
+) -> Callable[..., Any]:
+    """Split a graph in two, and compile its inside."""
     split = Split(graph_module, examples, _TAP_RULES)
     if not split.num_taps:
         return compile_inside(graph_module, examples)
@@ -504,7 +603,7 @@ class Split:
         elif type(example) is nn.Parameter and example.requires_grad and example.is_leaf:
             if example.is_floating_point():
                 self.parametric.add(node)
-        elif isinstance(example, nn.Parameter) or "_buffers_" in str(node.target):
+        elif not _is_data(node, example):
             self._constant.add(node)
 
     def _take(self, node: fx.Node) -> None:

@@ -253,7 +253,7 @@ class ExpertProducts(MatrixContribution):
         segments: The tasks of the entries.
     """
 
-    split_share = 0.25
+    split_share = 0.5
 
     def __init__(self, left: Tensor, right: Tensor, ends: Tensor, segments: Segments) -> None:
         self.left, self.right, self.segments = left, right, segments

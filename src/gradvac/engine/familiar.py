@@ -28,13 +28,13 @@ class _Seen(NamedTuple):
         plan: The plan it led to.
         operations: With those that their inputs come from.
         held: Uses of parameters that hold rows.
-        moved: Uses that were assumed to hold rows, and do not.
+        rowless: Uses that were assumed to hold rows, and do not.
     """
 
     plan: Plan
     operations: set[Hashable]
     held: set[Hashable]
-    moved: set[Hashable]
+    rowless: set[Hashable]
 
 
 class FamiliarOperations:
@@ -48,27 +48,27 @@ class FamiliarOperations:
         self._component_of = component_of
         self._operations: set[Hashable] = set()
         self._held: set[Hashable] = set()
-        self._moved: set[Hashable] = set()
+        self._rowless: set[Hashable] = set()
         self._unproven: list[_Seen] = []
 
     def learn(self, subject: Subject, plan: Plan) -> None:
         """Take in what a probe found, if all of it followed from the operations."""
-        graph, left = subject.graph, plan.moved
+        graph, left = subject.graph, plan.rowless
         is_followed = all(isinstance(how, Layout) for how in plan.owners.values())
         if not is_followed or plan.unreached or plan.unfinished or not _is_plain(graph):
             return
-        moved: set[Hashable] = set()
-        while left:  # those above were found when those below had been moved
+        rowless: set[Hashable] = set()
+        while left:  # those above were found when those below were known
             found = find_junctions(
-                graph, plan.names.keys(), subject.num_rows_at, plan.moved - left
+                graph, plan.names.keys(), subject.num_rows_at, plan.rowless - left
             ).junctions
             too_early = [junction for junction in found if junction.position in left]
             if not too_early:
                 return
-            moved.update(_use(graph, junction) for junction in too_early)
+            rowless.update(_use(graph, junction) for junction in too_early)
             left -= {junction.position for junction in too_early}
         held = {_use(graph, junction) for junction in plan.partition.junctions}
-        seen = _Seen(plan, set(_operations(graph)), held, moved)
+        seen = _Seen(plan, set(_operations(graph)), held, rowless)
         self._unproven = [*self._unproven[-_MOST_UNPROVEN:], seen]
 
     def _rely_on_proven(self) -> None:
@@ -76,7 +76,7 @@ class FamiliarOperations:
             if seen.plan.is_proven:
                 self._operations |= seen.operations
                 self._held |= seen.held
-                self._moved |= seen.moved
+                self._rowless |= seen.rowless
         self._unproven = [seen for seen in self._unproven if not seen.plan.is_proven]
 
     def plan(self, subject: Subject) -> Plan | None:
@@ -89,7 +89,7 @@ class FamiliarOperations:
         if not self._operations.issuperset(_operations(graph)):
             return None
         check_readable(graph)
-        partition, moved = self._partition(subject)
+        partition, rowless = self._partition(subject)
         if partition is None:
             return None
         assert num_rows is not None
@@ -109,7 +109,7 @@ class FamiliarOperations:
             subject.names,
             components=[sorted(found) for found in components],
             owners=owners,
-            moved=moved,
+            rowless=rowless,
             moves=moves.made,
             lowest=lowest,
             tolerance=tolerance(lowest),
@@ -121,17 +121,17 @@ class FamiliarOperations:
         return plan
 
     def _partition(self, subject: Subject) -> tuple[Partition | None, frozenset[int]]:
-        """The junctions, and what was moved; None where what was seen does not decide."""
-        graph, moved = subject.graph, frozenset[int]()
+        """The junctions, and what holds no rows; None where what was seen does not decide."""
+        graph, rowless = subject.graph, frozenset[int]()
         while True:
-            partition = find_junctions(graph, subject.names.keys(), subject.num_rows_at, moved)
+            partition = find_junctions(graph, subject.names.keys(), subject.num_rows_at, rowless)
             uses = {j.position: _use(graph, j) for j in partition.junctions if j.assumed}
-            too_early = {at for at, use in uses.items() if use in self._moved - self._held}
+            too_early = {at for at, use in uses.items() if use in self._rowless - self._held}
             if partition.outside or partition.holds_no_rows:
-                return None, moved
+                return None, rowless
             if not too_early:
-                return (partition if self._held.issuperset(uses.values()) else None), moved
-            moved |= too_early
+                return (partition if self._held.issuperset(uses.values()) else None), rowless
+            rowless |= too_early
 
 
 def _is_plain(graph: Graph) -> bool:

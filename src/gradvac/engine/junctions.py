@@ -95,7 +95,7 @@ def find_junctions(
     graph: Graph,
     tracked: Collection[nn.Parameter],
     num_rows: Callable[[int], int | None],
-    moved: Collection[int],
+    rowless: Collection[int],
 ) -> Partition:
     """Find the junctions.
 
@@ -103,7 +103,7 @@ def find_junctions(
         graph: The graph.
         tracked: The model's parameters.
         num_rows: How many rows there are where a node (position) works; None if unknown.
-        moved: Positions that were assumed to hold rows and do not.
+        rowless: Positions that were assumed to hold rows and do not.
     """
     partition = Partition()
     made_of: list[frozenset[nn.Parameter] | None] = []  # parameters alone, or None: rows
@@ -135,7 +135,7 @@ def find_junctions(
         partition.holds_no_rows |= alone and position in roots
         if alone and position not in roots:
             rows = num_rows(position)
-            if position in moved or not _may_hold_rows(graph, position, rows):
+            if position in rowless or not _may_hold_rows(graph, position, rows):
                 made_of.append(parameters)
                 below[position] = deeper  # a tap's anchor: a pass to it runs whatever is above
                 continue

@@ -47,19 +47,24 @@ def run_pass(
     handles, ends = [], []
     inputs: list[Any] = []  # tensors and edges
     below: list[tuple[Any, int]] = []  # edges that let the junctions above them run
+    # Before a hook writes over it; before all layers are done, whose scales are ends if compiled.
+    is_shown_early = graph.has_hooks or partition.has_taps
     try:
         for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
-            if junction.ends and graph.has_hooks:  # what a hook writes over must be seen before
+            if junction.ends and is_shown_early:
                 child, output = graph.children(junction.position)[junction.edges[0]]
                 below.append((graph.nodes[child], output))
             if number in captured:
                 ends.append((number, len(inputs), 1))
                 inputs.append(GradientEdge(node, 0))
-            elif junction.ends and not graph.has_hooks:
+            elif junction.ends and not is_shown_early:
                 outputs = graph.num_outputs(junction.position)
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
+            elif junction.ends and not graph.has_hooks:
+                at_end = partial(_arrive_at_end, partial(arrive, number))
+                handles.append(node.register_prehook(at_end))
             elif graph.is_tap(junction.position):
                 at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
                 handles.append(node.register_prehook(at_tap))
@@ -116,6 +121,14 @@ def _arrive_at_tap(
     del graph.operands[position]
     num_needed = sum(child >= 0 for child, _ in graph.children(position)) - 1  # but for the anchor
     return (None, None) if num_needed == len(junction.edges) else None
+
+
+def _arrive_at_end(
+    arrive: Callable[[Sequence[Tensor | None]], None], gradients: Sequence[Tensor | None]
+) -> tuple[None, ...]:
+    """Show a junction the gradients of its outputs, and keep it from computing anything itself."""
+    arrive(gradients)
+    return (None,) * len(gradients)
 
 
 def _arrive_after(

@@ -47,7 +47,7 @@ class Plan:
         names: Of the model's parameters.
         components: That every junction contributes to.
         owners: How the owners of every output of a junction are known.
-        moved: Positions that were assumed to hold rows and do not.
+        rowless: Positions that were assumed to hold rows and do not.
         moves: Where indices move rows to; checked in every graph.
         lowest: The narrowest dtype on the way.
         tolerance: How much of what is measured may stay unexplained.
@@ -62,7 +62,7 @@ class Plan:
     names: Mapping[nn.Parameter, str]
     components: list[list[int]]
     owners: Mapping[Key, Ownership]
-    moved: frozenset[int]
+    rowless: frozenset[int]
     moves: Sequence[Move]
     lowest: torch.dtype
     tolerance: float

@@ -150,8 +150,8 @@ def probe(
         try:
             check_readable(subject.graph)
             check_repeatable(subject.graph)
-            moved = earlier.moved if earlier else frozenset()
-            candidate, findings, moved = _examine(subject, passes, moved, lengths)
+            rowless = earlier.rowless if earlier else frozenset()
+            candidate, findings, rowless = _examine(subject, passes, rowless, lengths)
             if subject.graph.num_hooks:
                 check_hooks(subject, candidate.partition)
         finally:
@@ -163,7 +163,7 @@ def probe(
         subject.names,
         components=[sorted(components) for components in by_junction],
         owners=findings.owners,
-        moved=moved,
+        rowless=rowless,
         moves=candidate.moves,
         lowest=subject.graph.lowest(),
         tolerance=findings.tolerance,
@@ -174,28 +174,28 @@ def probe(
 
 
 def _examine(
-    subject: Subject, passes: "_Passes", moved: frozenset[int], lengths: dict[int, float]
+    subject: Subject, passes: "_Passes", rowless: frozenset[int], lengths: dict[int, float]
 ) -> tuple[Candidate, Findings, frozenset[int]]:
-    """Move junctions that are too early until there are none; also returns which were moved."""
+    """Move junctions that are too early until there are none; also returns which were."""
     graph, mixed = subject.graph, list[Junction]()
     num_nodes = fewest = len(graph.nodes)
     while True:
-        partition = find_junctions(graph, subject.names.keys(), subject.num_rows_at, moved)
+        partition = find_junctions(graph, subject.names.keys(), subject.num_rows_at, rowless)
         num_constant = num_nodes - len(partition.row_nodes)  # made of parameters alone
         fewest = min(fewest, num_constant)
         pushed = num_constant - fewest  # nodes that T gradients are pushed through
-        if moved and (partition.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
+        if rowless and (partition.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
             # What was assumed to hold rows does, and they are mixed on the way to the losses.
             raise NotSeparable(_coupled(subject, mixed))
         candidate = Candidate(subject, partition, *_expected_layouts(subject, partition))
         findings = _find_owners(candidate, passes, lengths)
         if not findings.mixed:
-            return candidate, findings, moved
+            return candidate, findings, rowless
         mixed = list(findings.mixed)
         too_early = {junction.position for junction in mixed if junction.assumed}
         if not too_early:
             raise NotSeparable(_coupled(subject, mixed))
-        moved = moved | too_early
+        rowless = rowless | too_early
 
 
 def _expected_layouts(

@@ -63,11 +63,11 @@ class ParameterGradients:
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
         self._products: list[MatrixContribution] = []  # the others of a large table
 
-    def moved(self) -> "ParameterGradients":
+    def take(self) -> "ParameterGradients":
         """The contributions in another object; they are no longer here."""
-        moved = copy.copy(self)
+        taken = copy.copy(self)
         self.clear()
-        return moved
+        return taken
 
     @property
     def _gradients(self) -> Tensor | None:
@@ -368,7 +368,7 @@ class TaskGradients:
     def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
         """Hand out what was collected of a parameter; it is no longer here."""
         gradients = self._by_parameter[id(parameter)]
-        return gradients.moved() if gradients.has_begun else None
+        return gradients.take() if gradients.has_begun else None
 
     def add_accumulated(self, accumulated: AccumulatedGradients, tasks: Sequence[int]) -> None:
         """Take what was accumulated, component by component; it is no longer there."""

@@ -22,7 +22,7 @@ from gradvac.utils.devices import RECORDED, index_on, is_captured
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checking: torch's
 WIDEST = 8192  # a row of a normalisation is held in registers
-_OUTPUTS, _INPUTS, _ENTRIES = 128, 128, 64  # of a tile of a product in 16 bits; wider is slower
+_TILES = {2: (128, 64, 8), 4: (64, 16, 4)}  # bytes of a number: sides and entries of a tile, warps
 
 
 # -- many parameters at once -----------------------------------------------------------------
@@ -112,8 +112,8 @@ class Launched:
     def grams(self) -> Tensor:
         """Gram matrices by component, `[K, T, T]`: float32 within a chunk, float64 across.
 
-        Float32 gradients are taken as two bfloat16 parts each, 16 bits in all, for the tensor
-        cores: plain float32 products run at a tenth of the memory's speed.
+        Float32 gradients are taken as two bfloat16 parts each, for the tensor cores. Products of
+        two low parts are left out, some 3e-6 of a squared norm.
         """
         tasks = max(16, triton.next_power_of_2(self._num_tasks))
         sums = []
@@ -121,18 +121,20 @@ class Launched:
             chunks, first = launch.chunks, launch.where[0]
             partial = first.new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
             is_wide = first.dtype == torch.float32
+            parts, block, warps, stages = _gram_tile(tasks, is_wide)
             _grams_kernel[(chunks.num,)](
                 *launch.where,
                 partial,
                 1.0,
                 T=self._num_tasks,
                 TASKS=tasks,
-                BLOCK=min(512, 8192 // tasks) if is_wide else 512 if tasks <= 32 else 256,
+                PARTS=parts,
+                BLOCK=block,
                 CHUNK=chunks.columns,
                 IS_WIDE=is_wide,
                 ALIGNED=launch.aligned,
-                num_warps=8 if tasks == MOST_TASKS and not is_wide else 4,
-                num_stages=4 if tasks <= 32 else 3,
+                num_warps=warps,
+                num_stages=stages,
             )
             sums.append(chunks.of_group @ partial.flatten(1).double())
         total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
@@ -160,6 +162,13 @@ class Launched:
             for number, piece in zip(launch.numbers, chunks.updates, strict=True):
                 updates[number] = pieces[piece]
         return [updates[number] for number in range(len(updates))]
+
+
+def _gram_tile(tasks: int, is_wide: bool) -> tuple[int, int, int, int]:
+    """Parts of a tile, columns of a part, warps, stages: what was fastest on an H200."""
+    if tasks <= 32:  # a part for each warp, which such small matrices would not occupy together
+        return 4, 64, 4, 3
+    return 1, (8192 if is_wide else 16384) // tasks, 8 if tasks == MOST_TASKS else 4, 3
 
 
 @triton.jit
@@ -191,6 +200,7 @@ def _grams_kernel(
     ONE,  # 1.0, but unknown to the compiler, which would let the tensor cores add
     T: tl.constexpr,
     TASKS: tl.constexpr,
+    PARTS: tl.constexpr,  # of the columns of a tile, whose products are summed up at the end
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     IS_WIDE: tl.constexpr,
@@ -200,29 +210,35 @@ def _grams_kernel(
     member = tl.load(MEMBER + chunk)
     first = tl.multiple_of(tl.load(START + chunk), 16)
     base, stride, size = _place(LIKE, ADDRESS, STRIDE, SIZE, member, ALIGNED)
-    rows = tl.arange(0, TASKS)
-    columns = tl.arange(0, BLOCK)
-    lines = base + rows[:, None].to(tl.int64) * stride
-    total = tl.zeros([TASKS, TASKS], tl.float32)
+    tasks = tl.arange(0, TASKS)
+    if PARTS == 1:
+        rows = tasks[:, None]
+        columns = tl.arange(0, BLOCK)[None, :]
+        total = tl.zeros([TASKS, TASKS], tl.float32)
+    else:
+        rows = tasks[None, :, None]
+        columns = tl.arange(0, PARTS)[:, None, None] * BLOCK + tl.arange(0, BLOCK)[None, None, :]
+        total = tl.zeros([PARTS, TASKS, TASKS], tl.float32)
+    mixed = total
+    lines = base + rows.to(tl.int64) * stride
     end = tl.minimum(first + CHUNK, size)
     if ALIGNED:
         end = tl.multiple_of(end, 16)
-    for start in range(first, end, BLOCK):
-        inside = (rows < T)[:, None] & (start + columns < end)[None, :]
-        tile = tl.load(lines + (start + columns)[None, :], mask=inside, other=0.0)
-        # Tensor cores cut off what an addition loses: tiles are added up here, small parts first.
+    for start in range(first, end, PARTS * BLOCK):
+        inside = (rows < T) & (start + columns < end)
+        tile = tl.load(lines + (start + columns), mask=inside, other=0.0)
+        # Tensor cores cut off what an addition loses: tiles are added up here.
+        high = tile.to(tl.bfloat16) if IS_WIDE else tile
+        turned = tl.trans(high) if PARTS == 1 else tl.permute(high, (0, 2, 1))
+        total += tl.dot(high, turned) * ONE
         if IS_WIDE:
-            high = tile.to(tl.bfloat16)
             low = (tile - high.to(tl.float32)).to(tl.bfloat16)
-            part = tl.dot(low, tl.trans(low))
-            part = tl.dot(low, tl.trans(high), part)
-            part = tl.dot(high, tl.trans(low), part)
-            part = tl.dot(high, tl.trans(high), part)
-        else:
-            part = tl.dot(tile, tl.trans(tile))
-        total += part * ONE
-    place = chunk * TASKS * TASKS + rows[:, None] * TASKS + rows[None, :]
-    tl.store(OUT + place, total)
+            mixed += tl.dot(low, turned) * ONE
+    if PARTS > 1:
+        total = tl.sum(total, 0)
+        mixed = tl.sum(mixed, 0)
+    gram = total + mixed + tl.trans(mixed) if IS_WIDE else total
+    tl.store(OUT + chunk * TASKS * TASKS + tasks[:, None] * TASKS + tasks[None, :], gram)
 
 
 @triton.jit
@@ -482,7 +498,6 @@ def _products_kernel(
     SHIFT: tl.constexpr,
     SORTED: tl.constexpr,
     ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     tiles = tl.cdiv(OUTPUTS, BLOCK_O) * tl.cdiv(INPUTS, BLOCK_I)
     number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -512,7 +527,7 @@ def _products_kernel(
             mask=here[:, None] & (inputs < INPUTS)[None, :],
             other=0.0,
         )
-        total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
+        total = tl.dot(tl.trans(left), right, total, input_precision="ieee")
     place = (number.to(tl.int64) * OUTPUTS + outputs[:, None]) * INPUTS + inputs[None, :]
     inside = (outputs < OUTPUTS)[:, None] & (inputs < INPUTS)[None, :]
     tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=inside)
@@ -548,8 +563,8 @@ def products(
     out = lefts[0].new_empty(num, num_tasks, num_outputs, num_inputs)
     width = num_outputs if sums_of == 1 else num_inputs
     sums = out.new_empty(num, num_tasks, width, dtype=torch.float32) if sums_of else None
-    tiles = triton.cdiv(num_outputs, _OUTPUTS) * triton.cdiv(num_inputs, _INPUTS)
-    is_exact = torch.get_float32_matmul_precision() == "highest"
+    side, entries, warps = _TILES[out.element_size()]
+    tiles = triton.cdiv(num_outputs, side) * triton.cdiv(num_inputs, side)
     _products_kernel[(num * num_tasks * tiles,)](
         _addresses(lefts, rights),
         lefts[0],
@@ -562,14 +577,13 @@ def products(
         length // segments.num_rows,
         num_outputs,
         num_inputs,
-        BLOCK_O=_OUTPUTS,
-        BLOCK_I=_INPUTS,
-        BLOCK=_ENTRIES * 2 // out.element_size(),
+        BLOCK_O=side,
+        BLOCK_I=side,
+        BLOCK=entries,
         SHIFT=sums_of,
         SORTED=segments.order is None,
         ALIGNED=_are_aligned(*lefts, *rights),
-        PRECISION="ieee" if is_exact else "tf32",  # of float32, as torch's products
-        num_warps=8,
+        num_warps=warps,
         num_stages=3,
     )
     return out, sums
