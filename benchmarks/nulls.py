@@ -75,6 +75,8 @@ class Case:
         lengths: Standard deviation of the logarithm of a line's length, by which its loss counts.
         shared: Part of a task's lines that all other tasks have too, as far as their sets go; only
             the noise of labels is their own.
+        turns: Radians by which weights turn about the curve, from one checkpoint to the next: they
+            change, and the noise of a set with them, but nothing that holds for all lines.
         twice: Compare with a second run of the same weights, on other rows.
         family: Size of a curve that only relatives share (planted).
         opposed: Every second family has the curves of the first, upside down (planted).
@@ -98,6 +100,7 @@ class Case:
     measured: bool = False
     lengths: float = 0.0
     shared: float = 0.0
+    turns: float = 0.0
     twice: bool = False
     family: float = 0.0
     side: float = 0.0
@@ -108,6 +111,7 @@ class Case:
     open: frozenset[str] = field(default_factory=frozenset)
 
 
+_SHARED = Case(measured=True, tasks=9, records=1, rows=(12, 48, 192), shared=1.0, twice=True)
 CASES = {
     "plain": Case(twice=True),
     "training": Case(rate=0.05, open=_STILL),
@@ -132,9 +136,7 @@ CASES = {
         measured=True, tasks=9, records=1, rows=(8, 24, 96), twice=True
     ),
     "measured, shared": Case(measured=True, records=1, rows=(16,), shared=1.0, twice=True),
-    "measured, shared lines by family": Case(
-        measured=True, tasks=9, records=1, rows=(12, 48, 192), shared=1.0, twice=True
-    ),
+    "measured, shared lines by family": _SHARED,
     "measured, lengths": Case(
         measured=True, tasks=9, records=1, rows=(16, 64, 256), lengths=1.15, shared=0.7, twice=True
     ),
@@ -149,6 +151,12 @@ CASES = {
     ),
     "measured, sixty tasks": Case(measured=True, tasks=60, records=1, rows=(8, 32), shared=0.7),
     "measured, checkpoints": Case(measured=True, records=6, rows=(16,), rate=0.05, open=_STILL),
+    "measured, shared, checkpoints": Case(
+        measured=True, records=6, rows=(16,), shared=1.0, turns=1.0
+    ),
+    "measured, shared lines by family, checkpoints": replace(
+        _SHARED, records=6, turns=1.0, twice=False
+    ),
     "planted families": Case(tasks=9, family=1.0, finds=(FAMILY, "groups", "headline")),
     "planted families, batches": Case(
         tasks=9, rows=(4, 8, 32), family=1.0, finds=(FAMILY, "groups", "headline")
@@ -178,6 +186,9 @@ CASES = {
     "planted trend": Case(trend=1.0, finds=(TIME,)),
     "planted trend, memory": Case(trend=2.0, memory=0.5, records=100, finds=(TIME,)),
     "planted trend, two tasks": Case(tasks=2, records=200, trend=3.0, finds=(TIME,)),
+    "planted change, measured": Case(
+        measured=True, records=6, rows=(64,), shared=1.0, rate=0.05, finds=(TIME,)
+    ),
     "planted harm": Case(tasks=6, family=2.0, opposed=True, finds=("harm",)),
 }
 
@@ -319,6 +330,17 @@ def record_still(case: Case, model: Branches, rows: Rows) -> Run:
     return _run(rows, recorded, ())
 
 
+def turn(model: Branches, rows: Rows, angle: float) -> None:
+    """Turn the weights of each side in a random direction; the curve stays where it is."""
+    for side, curve in zip((model.encoder, model.decoder), rows.curves[0], strict=True):
+        rest = np.eye(INPUTS) - np.outer(curve, curve) / (curve @ curve)
+        plane = np.linalg.qr(rest @ rows.draw.normal(size=(INPUTS, 2)))[0]
+        change = angle * (np.outer(*plane.T) - np.outer(*plane.T[::-1]))
+        turned = torch.linalg.matrix_exp(torch.tensor(change, dtype=torch.float32))
+        for layer in side.layers:
+            layer.weight.data @= turned
+
+
 def measure_on_set(case: Case, model: Branches, rows: Rows) -> Run:
     """Measure on one set of lines, at every checkpoint of a training on other rows."""
     lines = [(*rows(0.0), torch.tensor(rows.lengths, dtype=torch.float32)) for _ in range(4)]
@@ -343,6 +365,8 @@ def measure_on_set(case: Case, model: Branches, rows: Rows) -> Run:
             optimizer.zero_grad()
             (model(inputs) - labels).square().mean().backward()
             optimizer.step()
+        if case.turns:
+            turn(model, rows, case.turns)
     return _run(rows, None, (concatenate(same), concatenate(different)))
 
 

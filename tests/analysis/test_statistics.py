@@ -293,6 +293,9 @@ def test_compare_runs() -> None:
     assert difference.interval[0] < difference.mean < difference.interval[1]
     assert found.pattern is not None
     assert found.pattern.r == pytest.approx(1.0, abs=0.03)  # the half looks noisier
+    assert np.isnan(found.pattern.p_value)  # the same lines have the same noise in both
+    trained = [replace(one, lines="training") for one in (first, second)]
+    assert statistics.compare_similarities(*trained).pattern.p_value < 0.2  # type: ignore[union-attr]
 
 
 def test_mean_over_tasks_by_hand() -> None:
@@ -310,11 +313,13 @@ def test_mean_over_tasks_by_hand() -> None:
 
 
 def halves_of(
-    draw: np.random.Generator, shared: float, num: int = 8
+    draw: np.random.Generator, shared: float, groups: Any = (0,) * 8
 ) -> tuple[Similarities, Similarities]:
-    """Equal tasks on the same and on different lines, measured with noise that they share."""
+    """Equal tasks on the same and on different lines, with noise that those of a group share."""
+    num = len(groups)
     true = draw.normal(size=40) / 40**0.5
-    lines, own = draw.normal(size=(2, 1, 40)), draw.normal(size=(2, num, 40))
+    lines, own = draw.normal(size=(2, max(groups) + 1, 40)), draw.normal(size=(2, num, 40))
+    lines = lines[:, groups]
     halves = true + (shared**0.5 * lines + (1 - shared) ** 0.5 * own) / 40**0.5
     unit = halves / np.linalg.norm(halves, axis=2, keepdims=True)
     whole = halves.sum(0) / np.linalg.norm(halves.sum(0), axis=1, keepdims=True)
@@ -351,6 +356,21 @@ def test_tasks_on_the_same_lines_are_fewer_observations() -> None:
     assert alarms[1] <= 16
 
 
+def test_a_change_on_lines_that_all_tasks_share_needs_more() -> None:
+    """Equal tasks on the same lines, seen by other weights: a third of them had "changed"."""
+    alarms = np.zeros(2)
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        steps = [halves_of(draw, 0.6)[0].values for _ in range(4)]
+        found = replace(halves_of(draw, 0.6)[0], values=np.concatenate(steps), steps=np.arange(4))
+        for n, shared in enumerate((None, np.full((8, 8), 0.6))):
+            change = statistics.change_over_steps(found, shared)
+            assert change is not None
+            alarms[n] += change.p_value < 0.05
+    assert alarms[0] > 20
+    assert alarms[1] <= 5
+
+
 def test_relatives_on_the_same_lines_need_a_larger_difference() -> None:
     draw = np.random.default_rng(0)
     noise = draw.normal(size=(9, 9))
@@ -363,6 +383,9 @@ def test_relatives_on_the_same_lines_need_a_larger_difference() -> None:
     found = statistics.family_contrast(matrix, families, in_common=0.9 * related)
     assert found.difference == alone.difference
     assert found.p_value > alone.p_value
+    far = statistics.mantel(matrix, ~related)  # relatives are near
+    assert statistics.mantel(matrix, ~related, in_common=np.zeros((9, 9))) == far
+    assert statistics.mantel(matrix, ~related, in_common=0.9 * related).p_value > far.p_value
 
 
 def test_holm_by_hand() -> None:

@@ -413,11 +413,14 @@ def distance_plot(runs: Sequence[Run]) -> Plot:
 
 
 def distance_panels(run: Run) -> list[Plot]:
-    """The same for one run: a plot for each side, with Mantel's test."""
+    """The same for one run: a plot for each side, with the test of the report's sentences."""
     by_side: dict[str, list[Series]] = {}
+    main = views.main_source(run)
     for subset, matrix, far in _with_distances(run):
+        assert main is not None
         pairs = _known_pairs(matrix, far)
-        r, p_value = statistics.mantel(matrix, far)
+        r = float(np.corrcoef(far[pairs], matrix[pairs])[0, 1])
+        p_value = views.correlation_with_distance(main, run, subset, far).p_value
         way = f"{subset.direction}: " if subset.direction else ""
         is_outward = bool(way) and not task_names.is_into_pivot(subset.direction)
         name = f"{way}r = {r:z.2f}, p = {p_value:.4f}"

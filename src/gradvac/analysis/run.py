@@ -136,6 +136,15 @@ def load_run(
     return run
 
 
+def check_runs_differ(runs: Sequence[Run]) -> None:
+    """Refuse no run at all, and two of one name."""
+    names = [run.name for run in runs]
+    if not runs:
+        raise ValueError("runs: give at least one.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
+
+
 def scores_by_one_metric(runs: Sequence[Run]) -> list[TaskScores | None]:
     """The scores of each run, by the metric of the first that was scored.
 

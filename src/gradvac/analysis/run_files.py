@@ -26,11 +26,6 @@ from gradvac.utils.files import hash_of, read_json, write_json
 
 ALL = "all"
 RESOURCE_LEVELS = ("high", "medium", "low", "extremely_low")
-_FORMER_KEYS = {  # of configs of older runs: section, key -> what it is called now
-    ("train", "graph"): "cuda_graph",
-    ("decoding", "graph"): "cuda_graph",
-    ("data", "engine"): "backend",
-}
 _CHECK = "check"
 _OF_WEIGHTS = "of_weights"
 _PREFERRED = "test.best.json"
@@ -154,11 +149,7 @@ def _check(scores: TaskScores) -> None:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run folder that reports read.
-
-    Attributes:
-        path: The folder.
-    """
+    """The files of a run folder that reports read."""
 
     path: Path
 
@@ -250,9 +241,7 @@ class RunFiles:
 
     def read_table(self) -> dict[str, Any]:
         """`config.toml` as nested tables; empty if there is none."""
-        table = _read(self.config, _parse_toml, "put back what training wrote") or {}
-        rename_former_keys(table)
-        return table
+        return _read(self.config, _parse_toml, "put back what training wrote") or {}
 
     def read_signature(self) -> dict[str, Any]:
         """`signature.json`; empty if there is none."""
@@ -304,14 +293,6 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def rename_former_keys(table: dict[str, Any]) -> None:
-    """Let a config whose keys had other names say the same."""
-    for (section, former), now in _FORMER_KEYS.items():
-        keys = table.get(section)
-        if isinstance(keys, dict) and former in keys:
-            keys.setdefault(now, keys.pop(former))
 
 
 _MEND_LINE = "fix or remove this line"

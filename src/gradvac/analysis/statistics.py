@@ -17,7 +17,8 @@ all c_ij are equal. What a product of one factor per task explains is therefore 
 pairs are compared, in every component by itself, and the rest is divided by how much noise it has.
 
 *Lines in common* (`noise_in_common`). Tasks that were measured on the same lines share the noise of
-these lines. So pairs are tested on different lines, and tasks count for fewer observations.
+these lines. So pairs are tested on different lines, where a pattern also has to stand out from what
+shared noise makes (`_p_of_noise`), and tasks count for fewer observations.
 
 *Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
 by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
@@ -43,8 +44,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from math import factorial, prod, sqrt
-from typing import NamedTuple
+from math import factorial, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -431,31 +432,40 @@ def mean_over_tasks(matrix: Matrix, in_common: Matrix | None = None) -> Estimate
     return Estimate(mean, (mean - reach, mean + reach), p_value)
 
 
-def noise_in_common(
-    same: Similarities, different: Similarities, side: str | None = None
-) -> Matrix | None:
+def noise_in_common(same: Similarities, different: Similarities) -> Matrix | None:
     """Correlations of the noise of two tasks' gradients, `[T, T]`: which lines they share.
 
     Of a task with halves A and B, the noise is A - B. Where both are equally long and their cosine
-    is r, the sum A + B is longer than A by sqrt(2 (1 + r)), and A - B by sqrt(2 (1 - r)).
+    is r, the sum A + B is longer than A by sqrt(2 (1 + r)), and A - B by sqrt(2 (1 - r)). What
+    chance adds to a pair on different lines is missing here, so that noise looks less shared just
+    where it matters; all components together, which share the lines, make little of that.
 
     Args:
         same: On the same lines.
         different: Of the same tasks and components on different lines.
-        side: Only the components of "encoder", "decoder" or "shared".
 
     Returns:
         The correlations, or None where noise was not measured.
     """
-    if different.reliability is None or same.values.shape != different.values.shape:
+    if (same.lines, different.lines) != ("same", "different") or different.reliability is None:
         return None
-    chosen = weighty(same.components, side)
+    if (same.components, same.shape) != (different.components, different.shape):
+        return None
+    chosen = weighty(same.components)
     reliability = np.clip(different.reliability[:, chosen], -1.0, 1.0).astype(np.float64)
     sums, noise = (np.sqrt(1 + sign * reliability) for sign in (1, -1))
     sums, noise = (one[..., :, None] * one[..., None, :] for one in (sums, noise))
     shared = same.values[:, chosen] * sums - 2 * different.values[:, chosen]
     above, below = (mean_where_known(one, axis=(0, 1)) for one in (shared, noise))
     return np.divide(above, below, out=np.zeros(above.shape), where=below > _NOTHING)
+
+
+def _in_changes(in_common: Matrix) -> Matrix:
+    """The same of what other weights change on the same lines.
+
+    A task's own noise is much the same before and after, and cancels; that of shared lines is left.
+    """
+    return np.full_like(in_common, np.maximum(mean_of_pairs(in_common), 0.0) ** 0.25)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -568,8 +578,7 @@ def family_contrast(
     """Mean similarity within families minus between them, against shuffled families.
 
     All assignments of families to tasks are enumerated if there are few enough. Shuffled families
-    share no more lines than others. Where the true ones do, their contrast has more noise, and is
-    divided by as much before it is compared.
+    share no more lines than others; where the true ones do, their noise has to be excluded too.
 
     Args:
         matrix: `[T, T]`.
@@ -613,36 +622,58 @@ def family_contrast(
     chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
     within, between = float(shown[same].mean()), float(shown[~same].mean())
     difference = float(values[same].mean() - values[~same].mean())
-    more_noise = 1.0
+    p_value = shuffles.p_value(chance, abs(difference))
     if in_common is not None:
-        more_noise = _more_noise(in_common[np.ix_(with_family, with_family)], labels)
-    p_value = shuffles.p_value(chance, abs(difference) / more_noise)
+        shared = in_common[np.ix_(with_family, with_family)]
+        p_value = max(p_value, _p_of_noise(values, same, shared, rows, columns))
     alike = prod(map(factorial, Counter(Counter(labels.tolist()).values()).values()))
     least = max(alike / count_labelings(labels.tolist()), 1 / (1 + num_permutations))
     return FamilyContrast(within, between, difference, p_value, least)
 
 
-def _more_noise(in_common: Matrix, labels: NDArray[np.int64]) -> float:
-    """The factor by which a contrast of families has more noise than one of shuffled families.
+def _p_of_noise(values: Matrix, contrast: NDArray[Any], in_common: Matrix, *pairs: Counts) -> float:
+    """P-value of a pattern's correlation with a contrast of pairs, if it is shared noise alone.
 
-    Products of noises have a covariance C (x) C, if C is that of the tasks. Without lines in common
-    C is chance alone, which would cost power.
+    Products of two tasks' noises have a covariance C (x) C, if C is that of the tasks. How large
+    that is in the one direction of large sets against small ones is known only roughly, so the
+    correlation also has to hold where directions with more noise than others are scaled down. 0
+    where no lines are shared: there C is chance alone, which would cost power.
     """
-    apart = ~np.eye(len(labels), dtype=bool)
+    apart, num = ~np.eye(len(in_common), dtype=bool), len(in_common)
     known = in_common[apart & ~np.isnan(in_common)]
-    if known.mean() <= 3 * known.std() * np.sqrt(2 / len(known)):  # each pair twice
-        return 1.0
-    shared = np.clip(np.where(apart, np.nan_to_num(in_common, nan=known.mean()), 1.0), -1.0, 1.0)
+    if not len(known) or known.mean() <= 3 * known.std() * np.sqrt(2 / len(known)):  # pairs twice
+        return 0.0
+    noise, both = _in_patterns(in_common), np.zeros((2, num, num))
+    for matrix, one in zip(both, (values, contrast), strict=True):
+        matrix[pairs] = matrix[pairs[::-1]] = one - one.mean()
+    left = both[1] @ noise
+    share = (left * left.T).sum() / (both[1] ** 2).sum() / _size(noise)
+    sizes, directions = np.linalg.eigh(noise)
+    scale = directions / np.sqrt(np.maximum(sizes, sizes.sum() / (num - 1))) @ directions.T
+    alike = _row_correlations(*both[:, None, apart])
+    scaled = _row_correlations(*(scale @ both @ scale)[:, None, apart])
+    few = 2 / max(num * (num - 3), 1)  # pairs less a factor per task
+    return max(_p_of_few(float(alike[0]), share), _p_of_few(float(scaled[0]), few))
 
-    def noise(families: NDArray[np.int64]) -> float:
-        same = families[:, None] == families
-        inside, rest = np.sum(same & apart), np.sum(~same)
-        contrast = np.where(apart, np.where(same, 1 / inside, -1 / rest), 0.0) @ shared
-        return float((contrast * contrast.T).sum())
 
-    draw = np.random.default_rng(0)
-    usual = float(np.mean([noise(draw.permutation(labels)) for _ in range(200)]))
-    return sqrt(max(1.0, round(noise(labels) / usual, 9)))
+def _in_patterns(in_common: Matrix) -> Matrix:
+    """Correlations of noise less what all tasks share, which is in no pattern; NaN is the mean."""
+    filled = np.nan_to_num(in_common, nan=float(np.nan_to_num(mean_of_pairs(in_common))))
+    np.fill_diagonal(filled, 1.0)
+    filled = filled.clip(-1.0, 1.0)
+    filled -= filled.mean(axis=0)
+    return np.asarray(filled - filled.mean(axis=1, keepdims=True))
+
+
+def _size(noise: Matrix) -> float:
+    """The sum of squares that products of such noise have."""
+    return float(noise.trace() ** 2 + (noise**2).sum()) / 2
+
+
+def _p_of_few(r: float, share: float) -> float:
+    """P-value of a correlation whose mean square by chance is this: as if of 1 / share pairs."""
+    freedom = max(1 / max(share, _NOTHING) - 1, _NOTHING)
+    return float(2 * student.sf(abs(r) * np.sqrt(freedom / max(1 - r**2, _NOTHING)), freedom))
 
 
 class Correlation(NamedTuple):
@@ -656,6 +687,7 @@ def mantel(
     matrix: Matrix,
     distances: ArrayLike,
     *,
+    in_common: Matrix | None = None,
     num_permutations: int | None = None,
     seed: int = 0,
     ranks: bool = False,
@@ -667,6 +699,7 @@ def mantel(
     Args:
         matrix: Similarities `[T, T]`.
         distances: Known distances `[T, T]`, in the same order.
+        in_common: As in `family_contrast`.
         num_permutations: How often the tasks of one matrix are shuffled; None: 9,999 times, less
             often for more than 60 tasks.
         seed: Seed of the shuffling.
@@ -700,7 +733,11 @@ def mantel(
     shuffles = shuffled_orders(len(matrix), num_permutations=num_permutations, seed=seed)
     chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders, len(values))])
     r = float(correlations(np.arange(len(matrix))[None])[0])
-    return Correlation(r, shuffles.p_value(np.abs(chance), abs(r)))
+    p_value = shuffles.p_value(np.abs(chance), abs(r))
+    if in_common is not None and r:
+        near = other[rows, columns]
+        p_value = max(p_value, _p_of_noise(values, near, in_common, rows, columns))
+    return Correlation(r, p_value)
 
 
 def _enough_shuffles(num_pairs: int) -> int:
@@ -862,11 +899,17 @@ class ChangeOverSteps(NamedTuple):
     since: int
 
 
-def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
+def change_over_steps(
+    similarities: Similarities, in_common: Matrix | None = None
+) -> ChangeOverSteps | None:
     """How similarity changed in training; None with fewer than four steps.
 
     Tasks may come and go: a pair counts in a component only if it is known early *and* late, so
     that no pair is compared with another, and only by how it differs from its own mean.
+
+    Args:
+        similarities: Any.
+        in_common: Of the tasks' noise (`mean_over_tasks`).
     """
     steps = similarities.steps
     if len(steps) < 4:
@@ -883,7 +926,8 @@ def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
     series = mean_where_known(mean_of_pairs(values - own), axis=1)
     p_value = over_steps.trend_over_records(series)
     if similarities.lines != "training":  # little noise at a step, and mostly the same
-        by_task = mean_over_tasks(mean_where_known(np.where(both, late - early, np.nan), axis=0))
+        changes = mean_where_known(np.where(both, late - early, np.nan), axis=0)
+        by_task = mean_over_tasks(changes, None if in_common is None else _in_changes(in_common))
         few = len(steps) < over_steps.FEWEST_FOR_SLOPES
         p_value = by_task.p_value if few else float(np.max([p_value, by_task.p_value]))
     return ChangeOverSteps(first, second, p_value, int(steps[fourth - 1]), int(steps[-fourth]))
@@ -928,7 +972,8 @@ class SimilarityComparison:
     """Two runs on the same tasks.
 
     `difference` is second minus first, `[T, T]`; `change` tests it over tasks; `pattern` says
-    whether the same pairs are similar in both.
+    whether the same pairs are similar in both. Runs that were measured on the same lines share the
+    noise of these lines, so that there is no test of that (NaN).
     """
 
     tasks: tuple[str, ...]
@@ -942,7 +987,6 @@ def compare_similarities(
     second: Similarities,
     *,
     tested: tuple[Similarities, Similarities] | None = None,
-    in_common: Matrix | None = None,
 ) -> SimilarityComparison:
     """Compare the similarities of two runs: batch size, model size, direction.
 
@@ -950,22 +994,26 @@ def compare_similarities(
         first: One run.
         second: Another. Tasks are matched by name; "fr-en" matches "en-fr" where no name does.
         tested: What `pattern` is about, where it is not these: both runs on different lines.
-        in_common: Of the tasks' noise (`mean_over_tasks`).
     """
     matches = match_tasks(first.tasks, second.tasks)
     tasks = tuple(matches)
-    one, two = first.select(tasks=tasks), second.select(tasks=list(matches.values()))
-    means = [mean_matrix(one), mean_matrix(two)]
-    recorded = first.lines == "training" and np.array_equal(first.steps, second.steps)
-    change = (
-        paired(by_step(one), by_step(two), over="records")
-        if recorded
-        else paired(means[0][None], means[1][None], over="tasks", in_common=in_common)
-    )
+    both = [list(tasks), list(matches.values())]
+    one, two = (run.select(tasks=names) for run, names in zip((first, second), both, strict=True))
+    pairs = [one, two]
     if tested is not None:
-        one = tested[0].select(tasks=tasks)
-        two = tested[1].select(tasks=list(matches.values()))
-    pattern = mantel(pair_pattern(one), pair_pattern(two)) if len(tasks) > 3 else None
+        pairs = [run.select(tasks=names) for run, names in zip(tested, both, strict=True)]
+    noise = [noise_in_common(*lines) for lines in zip((one, two), pairs, strict=True)]
+    in_common = [_in_changes(shared) for shared in noise if shared is not None]
+    means = [mean_matrix(one), mean_matrix(two)]
+    recorded = first.lines == "training"
+    if recorded and np.array_equal(first.steps, second.steps):
+        change = paired(by_step(one), by_step(two), over="records")
+    else:
+        most = max(in_common, key=mean_of_pairs, default=None)
+        change = paired(means[0][None], means[1][None], over="tasks", in_common=most)
+    pattern = mantel(*map(pair_pattern, pairs)) if len(tasks) > 3 else None
+    if pattern is not None and not recorded:
+        pattern = pattern._replace(p_value=np.nan)
     return SimilarityComparison(tasks, means[1] - means[0], change, pattern)
 
 

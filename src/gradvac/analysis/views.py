@@ -40,16 +40,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSubset:
-    """Tasks of one direction in one side of the model: what can be compared with each other.
+    """Tasks of one direction in one side of the model: what can be compared with each other."""
 
-    Attributes:
-        side: "encoder", "decoder", "shared" or "model".
-        direction: "xx-en" or "en-xx"; "" if all tasks go the same way, or neither.
-        tasks: The tasks.
-    """
-
-    side: str
-    direction: str
+    side: str  # "encoder", "decoder", "shared" or "model"
+    direction: str  # "xx-en" or "en-xx"; "" if all tasks go the same way, or neither
     tasks: list[str]
 
     @property
@@ -155,17 +149,12 @@ def for_pairs(main: Similarities, run: Run) -> Similarities:
     return halves if halves is not None and main.lines == "same" else main
 
 
-def shared_noise(
-    main: Similarities, run: Run, side: str = MODEL, tasks: Sequence[str] | None = None
-) -> Matrix | None:
+def shared_noise(main: Similarities, run: Run, tasks: Sequence[str] | None = None) -> Matrix | None:
     """Correlations of the tasks' noise by the lines they share, `[T, T]`; None if unknown."""
-    halves = two_halves(run)
-    if halves is None or main.lines != "same" or main.granularity != halves.granularity:
+    halves, chosen = two_halves(run), tasks or main.tasks
+    if halves is None:
         return None
-    chosen = tasks or main.tasks
-    return statistics.noise_in_common(
-        main.select(tasks=chosen), halves.select(tasks=chosen), None if side == MODEL else side
-    )
+    return statistics.noise_in_common(main.select(tasks=chosen), halves.select(tasks=chosen))
 
 
 def side_pattern(
@@ -283,6 +272,15 @@ def against_distance(
     return with_distances
 
 
+def correlation_with_distance(
+    main: Similarities, run: Run, subset: TaskSubset, distances: Matrix
+) -> statistics.Correlation:
+    """Mantel's test of what stands out in the pairs of a subset, against their known distances."""
+    pattern = side_pattern(for_pairs(main, run), subset.side, subset.tasks)
+    noise = shared_noise(main, run, subset.tasks)
+    return statistics.mantel(pattern, statistics.without_task_means(distances), in_common=noise)
+
+
 def order_by_family(
     matrix: Matrix, tasks: Sequence[str], families: Mapping[str, str]
 ) -> tuple[list[int], list[Block]]:
@@ -361,15 +359,11 @@ def compared(first: Run, second: Run) -> statistics.SimilarityComparison | None:
     a, b = main_source(first), main_source(second)
     if a is None or b is None or why_not_compared(first, second):
         return None
-    known = [shared_noise(a, first), shared_noise(b, second)]
-    in_common = max((one for one in known if one is not None), key=pair_mean, default=None)
     pairs = [for_pairs(a, first), for_pairs(b, second)]
     common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))
     if common:
         a, b, *pairs = (one.select(steps=common) for one in (a, b, *pairs))
     try:
-        return statistics.compare_similarities(
-            a, b, tested=(pairs[0], pairs[1]), in_common=in_common
-        )
+        return statistics.compare_similarities(a, b, tested=(pairs[0], pairs[1]))
     except ValueError:  # fewer than two tasks in common
         return None

@@ -34,22 +34,17 @@ from gradvac.analysis.figures import paper
 from gradvac.analysis.figures.method import draw_method
 from gradvac.analysis.figures.style import STYLE, save_figure
 from gradvac.analysis.plots import MissingError
-from gradvac.analysis.run import Run
+from gradvac.analysis.run import Run, check_runs_differ
 
 FORMATS = ("pdf", "svg", "png")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was drawn, and what was not.
-
-    Attributes:
-        paths: The files.
-        missing: Figure -> what it needs.
-    """
+    """What was drawn, and what was not."""
 
     paths: list[Path]
-    missing: dict[str, str]
+    missing: dict[str, str]  # figure -> what it needs
 
 
 def write_figures(
@@ -78,11 +73,7 @@ def write_figures(
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
         raise ValueError(f"formats: choose from {', '.join(FORMATS)}, got {list(formats)}.")
-    if not runs:
-        raise ValueError("runs: give at least one.")
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
+    check_runs_differ(runs)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     drawers: dict[str, Callable[[], dict[str, Figure]]] = {

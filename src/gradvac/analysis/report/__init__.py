@@ -43,7 +43,7 @@ from gradvac.analysis.report.sentences import (
     summarise_runs,
 )
 from gradvac.analysis.report.tables import changed_settings, score_table
-from gradvac.analysis.run import Run
+from gradvac.analysis.run import Run, check_runs_differ
 from gradvac.analysis.statistics import Influence
 from gradvac.utils.files import write_text
 
@@ -99,11 +99,7 @@ def render(
             `seconds` it asks for a newer one.
     """
     runs = list(runs)
-    names = [run.name for run in runs]
-    if not runs:
-        raise ValueError("runs: give at least one.")
-    if len(set(names)) < len(names):
-        raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
+    check_runs_differ(runs)
     summary = summary or summarise_runs(runs)
     scores = score_table(runs)
     data = page_data(runs, "" if scores is None else scores.metric) | {"live": live}
@@ -111,7 +107,7 @@ def render(
     influences = [views.find_influence(run) for run in runs]
     return render_page(
         _PAGE / "page.html",
-        title=f"{', '.join(names)}: gradient geometry",
+        title=f"{', '.join(run.name for run in runs)}: gradient geometry",
         runs=runs,
         live=live,
         headlines=[

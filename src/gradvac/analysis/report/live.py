@@ -80,12 +80,7 @@ class LivePage:
 
 
 def serve_live(page: LivePage, *, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the page on this machine alone; `serve_forever` starts it.
-
-    Args:
-        page: The page.
-        port: 0: any that is free; see `server_port`.
-    """
+    """A server of the page, on this machine alone; port 0 is any free one. Call `serve_forever`."""
 
     class Handler(LocalHandler):
         def do_GET(self) -> None:  # noqa: N802

@@ -61,7 +61,7 @@ def summarise(run: Run) -> list[Statement]:
         found += describe_families(main, run) + describe_distances(main, run)
         found += describe_pairs(main) + describe_directions(main, run)
         found += describe_sides(main, run) + describe_depth(main)
-        found += describe_time(main) + describe_noise(main, run)
+        found += describe_time(main, run) + describe_noise(main, run)
     influence = views.find_influence(run)
     found += [] if influence is None else describe_influence(influence)
     found += describe_rule(run)
@@ -213,7 +213,7 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         families = statistics.families_of(subset.tasks, run.families)
         matrix = views.side_matrix(main, subset.side, subset.tasks)
         pattern = views.side_pattern(pairs, subset.side, subset.tasks)
-        in_common = views.shared_noise(main, run, subset.side, subset.tasks)
+        in_common = views.shared_noise(main, run, subset.tasks)
         try:
             contrast = statistics.family_contrast(
                 matrix, families, tested=pattern, in_common=in_common
@@ -270,10 +270,9 @@ def describe_families(main: Similarities, run: Run) -> list[Statement]:
 
 def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     """Similarity against known distance, in every part."""
-    findings, pairs = [], views.for_pairs(main, run)
+    findings = []
     for subset, matrix, distances in views.against_distance(main, run.distances):
-        pattern = views.side_pattern(pairs, subset.side, subset.tasks)
-        found, p_value = statistics.mantel(pattern, statistics.without_task_means(distances))
+        found, p_value = views.correlation_with_distance(main, run, subset, distances)
         values = views.pair_values(matrix)
         r = float(np.corrcoef(values, views.pair_values(distances))[0, 1])
         rise = abs(r) * float(values.std()) * 4 * (found * r > 0)  # from the nearest to the rest
@@ -423,7 +422,7 @@ def describe_sides(main: Similarities, run: Run) -> list[Statement]:
     for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) > 1:
             encoder, decoder = (views.side_by_step(main, side, tasks) for side in views.SIDES)
-            in_common = views.shared_noise(main, run, tasks=tasks)
+            in_common = views.shared_noise(main, run, tasks)
             change = statistics.paired(decoder, encoder, over=_sampled(main), in_common=in_common)
             high, low = views.SIDES
             is_more = change.difference.mean > 0
@@ -514,9 +513,9 @@ def describe_depth(main: Similarities) -> list[Statement]:
     return found
 
 
-def describe_time(main: Similarities) -> list[Statement]:
+def describe_time(main: Similarities, run: Run) -> list[Statement]:
     """Early steps against late ones, within pairs."""
-    change = statistics.change_over_steps(main)
+    change = statistics.change_over_steps(main, views.shared_noise(main, run))
     if change is None or np.isnan(change.first):
         return []
     first, last, p_value = int(main.steps[0]), int(main.steps[-1]), change.p_value
@@ -792,13 +791,19 @@ def _compare_similarities(about: str, first: Run, second: Run) -> list[Statement
         text = "These are raw cosines of training; other batches alone can change them."
         found.append(Statement(about, text))
     if comparison.pattern is not None:
-        test = f"r = {comparison.pattern.r:z.2f}, {p_text(comparison.pattern.p_value)}"
-        clear = comparison.pattern.r > 0 and is_clear(comparison.pattern.p_value)
+        r, p_value = comparison.pattern
+        clear = r > 0 and is_clear(p_value)
         text = (
-            f"The same pairs are similar in both ({test})."
+            f"The same pairs are similar in both (r = {r:z.2f}, {p_text(p_value)})."
             if clear
-            else f"Whether the same pairs are similar in both is unclear ({test})."
+            else f"Whether the same pairs are similar in both is unclear (r = {r:z.2f}, "
+            f"{p_text(p_value)})."
         )
+        if np.isnan(p_value):
+            text = (
+                f"Their pairs correlate by {r:z.2f}, {NOT_TESTED}: they were measured on the same "
+                "lines, and share the noise of these lines."
+            )
         found.append(Statement(about, text, claims=clear))
     return found
 

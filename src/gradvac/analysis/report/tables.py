@@ -11,22 +11,13 @@ from gradvac.analysis.run_files import ALL, TaskScores, flatten
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        task: The task, or "average" and of what.
-        family: Its family.
-        level: Its resource level.
-        scores: Of each run; "" where it was not scored.
-        differences: To the first run; "" for the first.
-        is_mean: Whether this is an average.
-    """
-
-    task: str
+    task: str  # the task, or "average" and of what
     family: str
     level: str
-    scores: list[str]
-    differences: list[str]
+    scores: list[str]  # of each run; "" where it was not scored
+    differences: list[str]  # to the first run; "" for the first
     is_mean: bool = False
 
 
