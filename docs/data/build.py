@@ -1,4 +1,4 @@
-"""Build the real data sets from checkouts of their public sources, and check them line by line.
+"""Build the real data sets from checkouts of their public sources, and check them.
 
     python docs/data/build.py build SOURCES DATA        # what can be built; then it is checked
     python docs/data/build.py check DATA                # files that are there already
@@ -12,6 +12,7 @@ as it is if nothing could be built.
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import hashlib
 import json
@@ -56,6 +57,10 @@ ENTITIES = {  # language -> its files, and what stands in their names for train,
     "te": ("SankalpBahad/IL-NER/Datasets/Telugu/Telugu-{}.txt", ("train", "dev", "test")),
     "kk": ("IS2AI/KazNERD/KazNERD/IOB2_{}.txt", ("valid", "valid", "test")),
     "mr": ("l3cube-pune/MarathiNLP/L3Cube-MahaNER/IOB/{}_iob.txt", ("valid", "valid", "test")),
+    "id": (
+        "indobenchmark/indonlu/dataset/nergrit_ner-grit/{}_preprocess.txt",
+        ("train", "train", "valid"),
+    ),
     "sw": (
         "masakhane-io/masakhane-ner/transfer_corpus/panx/{}.txt",
         ("sw/train", "sw/dev", "swa/test"),
@@ -65,9 +70,9 @@ ENTITIES = {  # language -> its files, and what stands in their names for train,
         ("yo/train", "yor/dev", "yo/test"),
     ),
 }
-LAST_FOR_DEV = {"kk": 1000, "mr": 200}  # of a file that is cut into train and dev
+LAST_FOR_DEV = {"kk": 1000, "mr": 200, "id": 150}  # of a file that is cut into train and dev
 CLASSES = _named(
-    "PER=PER PERSON=PER NEP=PER LOC=LOC GPE=LOC LOCATION=LOC FACILITY=LOC NEL=LOC "
+    "PER=PER PERSON=PER NEP=PER LOC=LOC GPE=LOC LOCATION=LOC FACILITY=LOC NEL=LOC PLACE=LOC "
     "ORG=ORG ORGANISATION=ORG NEO=ORG"
 )
 
@@ -114,6 +119,56 @@ def bible(sources: Path, name: str, texts: Mapping[str, str]) -> Files:
             yield f"mt/{name}/{split}.{code}", joined(chosen)
     for split, own in verses.items():
         yield f"mt/{name}/{split}.vref", joined(own)
+
+
+DIGEST = 6  # bytes
+
+
+def digest(line: str) -> bytes:
+    """What tatoeba.lines has of a line."""
+    return hashlib.blake2b(line.encode("utf-8"), digest_size=DIGEST).digest()
+
+
+def digests() -> dict[str, list[bytes]]:
+    """The digest of every line by file: tatoeba.lines has them all after a first line of counts."""
+    counts, _, joint = (HERE / "tatoeba.lines").read_bytes().partition(b"\n")
+    every = [joint[start : start + DIGEST] for start in range(0, len(joint), DIGEST)]
+    found, start = {}, 0
+    for name, count in json.loads(counts).items():
+        found[name] = every[start : start + count]
+        start += count
+    return found
+
+
+def tatoeba(sources: Path) -> Files:
+    """Pairs of all development and test files, chosen and put in order by their digests."""
+    folder = sources / "Helsinki-NLP" / "Tatoeba-Challenge" / "data"
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder))
+    wanted = digests()
+    texts = dict.fromkeys(one for of_file in wanted.values() for one in of_file)
+    for part in ("dev", "test", "devtest", "release/dev", "release/test"):
+        for path in sorted((folder / part).rglob("*.txt*")):
+            for line in pairs(path):
+                key = digest(line)
+                if key in texts:
+                    texts[key] = line
+    for name, of_file in wanted.items():
+        lines = [line for key in of_file if (line := texts[key])]
+        if missing := len(of_file) - len(lines):
+            sys.stdout.write(f"{folder}: lacks {missing} lines of {name}; is it at our commit?\n")
+        yield f"mt/tatoeba/{name}", joined(lines)
+
+
+def pairs(path: Path) -> Iterator[str]:
+    """The lines of a file with English, which comes first; each begins with both languages."""
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    for line in content.decode("utf-8").split("\n"):
+        cells = line.split("\t")
+        if len(cells) == 4 and "eng" in cells[:2]:
+            texts = [clean(text) for text in cells[2:]]
+            yield "\t".join(texts if cells[0] == "eng" else texts[::-1])
 
 
 def listed(chapters: Mapping[str, str]) -> Iterator[str]:
@@ -174,7 +229,7 @@ def pos(sources: Path, code: str) -> Files:
         yield f"pos/{code}/{split}.conllu", "".join(joined((*one, "")) for one in part)
 
 
-def tagged(sentence: Sentence) -> Sentence:
+def tagged(sentence: Sequence[str]) -> Sentence:
     """Lines TOKEN<TAB>TAG with PER, LOC and ORG, every entity beginning with B-."""
     made, before = [], "O"
     for line in sentence:
@@ -187,11 +242,25 @@ def tagged(sentence: Sentence) -> Sentence:
     return tuple(made)
 
 
+def tagalog(sources: Path) -> list[list[Sentence]]:
+    """Both files, one after the other, cut by position; columns number, token, tag, others."""
+    folder, every = sources / "UniversalNER", list[Sentence]()
+    for name in ("TRG", "Ugnayan"):
+        for one in sentences(folder / f"UNER_Tagalog-{name}" / f"tl_{name.lower()}-ud-test.iob2"):
+            rows = [line.split("\t") for line in one if not line.startswith("#")]
+            every.append(tagged([f"{row[1]} {row[2]}" for row in rows]))
+    splits = ((2, 3, 4, 7, 8, 9), (1,), (0, 5, 6))
+    return [[one for n, one in enumerate(every) if n % 10 in split] for split in splits]
+
+
 def ner(sources: Path, code: str) -> Files:
-    """The entities of a language; those of tl and id are not built here."""
-    place, names = ENTITIES[code]
-    files = [sources / place.format(name) for name in names]
-    parts = [[tagged(one) for one in sentences(path)] for path in files]
+    """The entities of a language."""
+    if code == "tl":
+        parts = tagalog(sources)
+    else:
+        place, names = ENTITIES[code]
+        files = [sources / place.format(name) for name in names]
+        parts = [[tagged(one) for one in sentences(path)] for path in files]
     if code in LAST_FOR_DEV:
         cut = len(parts[0]) - LAST_FOR_DEV[code]
         parts[:2] = parts[0][:cut], parts[1][cut:]
@@ -220,9 +289,9 @@ def check(data: Path, names: Iterable[str]) -> list[str]:
 
 def build(sources: Path, data: Path) -> list[str]:
     """Write what the sources allow; the names of the files."""
-    jobs = [ntrex(sources), bible(sources, "bible_full", BIBLES)]
+    jobs = [tatoeba(sources), ntrex(sources), bible(sources, "bible_full", BIBLES)]
     jobs += [bible(sources, "bible_nt", TESTAMENTS), *(pos(sources, code) for code in TREEBANKS)]
-    jobs += [ner(sources, code) for code in ENTITIES]
+    jobs += [ner(sources, code) for code in (*ENTITIES, "tl")]
     names = []
     for job in jobs:
         try:

@@ -56,6 +56,29 @@ def test_verses_by_their_names(
     assert made["mt/bible_nt/train.vref"] == "MAT 1:1\nMAT 1:2\nMAT 1:4\n"
 
 
+def test_pairs_come_in_the_order_of_their_digests(
+    build: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    lines = {"train.en-lv.tsv": ["b\t2", "a\t1"], "test.en-lv.tsv": ["c\t\u00fc", "gone\t9"]}
+    counts = json.dumps({name: len(own) for name, own in lines.items()}).encode()
+    every = b"".join(build.digest(line) for own in lines.values() for line in own)
+    (tmp_path / "tatoeba.lines").write_bytes(counts + b"\n" + every)
+    folder = tmp_path / "Helsinki-NLP" / "Tatoeba-Challenge" / "data"
+    write(folder / "dev/eng-lav/dev.txt", "eng\tlav\ta\t1\neng\tlav\tother\t7\n")
+    old = folder / "release/test/v1/tatoeba-test-v1.deu-lav.txt"
+    write(old, "deu\tlav\tb\t2\nlav\teng\tu\u0308 \tc\n")
+    new = write(folder / "devtest/lav-eng/test.txt.gz", "")
+    new.write_bytes(gzip.compress(b"lav\teng\t2\tb\n"))
+    made = dict(build.tatoeba(tmp_path))
+    assert made["mt/tatoeba/train.en-lv.tsv"] == "b\t2\na\t1\n"
+    assert made["mt/tatoeba/test.en-lv.tsv"] == "c\t\u00fc\n"
+    assert "lacks 1 lines of test.en-lv.tsv" in capsys.readouterr().out
+
+
 def tree(*words: str) -> str:
     rows = [f"{n}\t{word}\t_\tNOUN" for n, word in enumerate(words, start=1)]
     return "\n".join([f"# text = {' '.join(words)}", *rows]) + "\n\n"
@@ -88,6 +111,17 @@ def test_entities_have_three_classes_that_begin(build: ModuleType) -> None:
         "B-ORG",
         "O",
     ]
+
+
+def test_tagalog_is_cut_by_position(build: ModuleType, tmp_path: Path) -> None:
+    for name, first, count in (("TRG", 0, 12), ("Ugnayan", 12, 4)):
+        rows = (f"# text = w{n}\n1\tw{n}\tB-LOC\t-\tx\n\n" for n in range(first, first + count))
+        folder = tmp_path / "UniversalNER" / f"UNER_Tagalog-{name}"
+        write(folder / f"tl_{name.lower()}-ud-test.iob2", "".join(rows))
+    made = dict(build.ner(tmp_path, "tl"))
+    numbers = {"test": (0, 5, 6, 10, 15), "dev": (1, 11), "train": (2, 3, 4, 7, 8, 9, 12, 13, 14)}
+    for split, own in numbers.items():
+        assert made[f"ner/tl/{split}.tsv"] == "".join(f"w{n}\tB-LOC\n\n" for n in own)
 
 
 def test_files_are_held_against_their_checksums(
@@ -123,11 +157,14 @@ def test_files_are_held_against_their_checksums(
 def test_the_lists_fit_together(build: ModuleType) -> None:
     """Every verse list has its file, and what is built has a checksum."""
     known = build.checksums()
-    assert len(known) == 275
+    assert len(known) == 259
     for name, splits in json.loads((FOLDER / "verses.json").read_text("utf-8")).items():
         for split, chapters in splits.items():
             text = build.joined(build.listed(chapters))
             assert hashlib.sha256(text.encode()).hexdigest() == known[f"mt/{name}/{split}.vref"]
+    counts = {name: len(own) for name, own in build.digests().items()}
+    assert {f"mt/tatoeba/{name}" for name in counts} <= known.keys()
+    assert sum(counts[name] for name in counts if name.startswith("train")) == 830_756
     assert {f"ner/{code}/train.tsv" for code in build.ENTITIES} <= known.keys()
     assert {f"pos/{code}/train.conllu" for code in build.TREEBANKS} <= known.keys()
     assert {f"mt/ntrex/eval.{code}" for code in build.NTREX} <= known.keys()
