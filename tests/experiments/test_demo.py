@@ -27,7 +27,6 @@ from gradvac.lab.experiments.demo import (
     _change,
     _chosen,
     _program,
-    _RemoteDisplay,
     run_demo,
     run_side_by_side,
     verdict,
@@ -35,7 +34,6 @@ from gradvac.lab.experiments.demo import (
 from gradvac.lab.recipes.nmt import NmtConfig
 from gradvac.lab.runs.counts import SentenceCounts
 from gradvac.lab.training import Display, config
-from gradvac.lab.training.environment import StopSignals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 TASKS = ("en-qsm", "en-qpl", "en-qso")
@@ -79,10 +77,11 @@ def advice_for(*pairs: tuple[str, str]) -> Advice:
     return Advice(TASKS, values, values, values / 10, promised, (), 0.5, "decoder")
 
 
-def here(jobs: Mapping[str, Any], _: Console) -> dict[str, Any]:
+def here(jobs: Mapping[str, Any], _: Path, __: Console) -> None:
     """Instead of processes."""
     display = Display(Console(quiet=True), quiet=True)
-    return {name: pickle.loads(pickle.dumps(job))(display) for name, job in jobs.items()}
+    for job in jobs.values():
+        pickle.loads(pickle.dumps(job))(display)
 
 
 def test_the_demo_follows_the_advice_at_equal_cost_and_says_what_came_of_it(
@@ -161,6 +160,16 @@ def test_commands_to_go_on_with_run_in_any_shell(monkeypatch: pytest.MonkeyPatch
     assert _program() == f"{os.path.relpath(sys.executable)} -m gradvac"
 
 
+def train(_: Display) -> None:
+    """Leave what shows how far a run is."""
+    run = Path(os.environ["OUT"]) / "joint"
+    run.mkdir()
+    (run / "config.toml").write_text("[train]\nmax_steps = 20")
+    losses = {15: "2.5", 16: "null"}
+    entries = [f'{{"step": {step}, "train/loss": {loss}}}\n' for step, loss in losses.items()]
+    (run / "metrics.jsonl").write_text("".join([*entries, '{"step": 17}\n']))
+
+
 def fail(display: Display) -> None:
     display.show_message("so far so good")
     raise ValueError("no such thing")
@@ -171,14 +180,18 @@ def vanish(_: Display) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")  # newer Pythons: of threads, which are idle
-def test_jobs_side_by_side_tell_how_they_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_side_by_side_tell_how_far_they_are_and_how_they_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fork = multiprocessing.get_context("fork")  # the next test starts a Python
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
+    monkeypatch.setenv("OUT", str(tmp_path))
     console = Console(file=io.StringIO(), width=120)
     before = dict(os.environ)
-    with pytest.raises(ValueError, match=r"b: no such thing; c: .*ended"):
-        run_side_by_side({"b": fail, "c": vanish}, console)
-    assert "b: so far so good" in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"b: .*no such thing; c: .*3: it printed nothing"):
+        run_side_by_side({"a": train, "b": fail, "c": vanish}, tmp_path, console)
+    assert "joint 15/20" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "so far so good" in (tmp_path / "b.log").read_text()
     assert dict(os.environ) == before
 
 
@@ -187,31 +200,14 @@ def sleep(display: Display) -> None:
     time.sleep(60)
 
 
-class StoppedConsole(Console):
-    """One whose process gets SIGTERM as soon as something is said."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*objects, **options)
-        if any("asleep" in str(one) for one in objects):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_stop_leaves_no_process_behind() -> None:
+def test_a_stop_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of a process that has begun, nor of one that has been asked to."""
     before = signal.getsignal(signal.SIGTERM)  # Ray, in another test, may have set one
+    monkeypatch.setattr(demo, "_show", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
-        run_side_by_side({"a": sleep}, StoppedConsole(file=io.StringIO()))
+        run_side_by_side({"a": sleep}, tmp_path, Console(file=io.StringIO()))
     assert not multiprocessing.active_children()
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_job_that_nobody_hears_stops_itself() -> None:
-    here, there = multiprocessing.Pipe(duplex=False)
-    here.close()
-    display = _RemoteDisplay(there)
-    with StopSignals() as signals:
-        display.show_message("hello?")
-        display.show_message("hello?")  # a second signal would end it at once, unsaved
-    assert signals.received == "SIGTERM"
 
 
 @pytest.mark.parametrize(

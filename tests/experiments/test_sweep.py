@@ -17,15 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradvac.lab.experiments import (
-    Processes,
-    Submitit,
-    Sweep,
-    budget_table,
-    compare_runs,
-    read_run,
-    worker,
-)
+from gradvac.lab.experiments import Processes, Submitit, Sweep, budget_table, compare_runs, worker
+from gradvac.lab.experiments.methods import read_run
 from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import checkpoint

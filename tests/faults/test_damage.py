@@ -128,7 +128,8 @@ def use_prepared() -> Any:
         for pair in sizes:
             found.append(prepared.text(split, pair))
             for side in prepared.tokens(split, pair):
-                found.append([side[number].tolist() for number in range(len(side))])
+                read = side.gather(np.arange(len(side)))
+                found.append([read.tokens.tolist(), read.lengths.tolist()])
     return found
 
 

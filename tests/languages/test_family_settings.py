@@ -124,5 +124,5 @@ def test_seed_can_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(SMALL, encoding="utf-8")
     same, other = load_corpus(path, seed=3), load_corpus(path, seed=4)
-    assert same.aligned("dev") == Corpus.from_toml(path).aligned("dev")
+    assert same.aligned("dev") == load_corpus(path).aligned("dev")
     assert other.aligned("dev") != same.aligned("dev")

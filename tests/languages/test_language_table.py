@@ -30,14 +30,6 @@ def test_the_paper_has_25_languages_in_10_families() -> None:
     assert families["fi"] == "Uralic"
 
 
-def test_wmt_has_8_languages_in_4_families() -> None:
-    assert list(real.WMT) == ["fr", "es", "ru", "cs", "lv", "lt", "et", "fi"]
-    assert len({language.family for language in real.WMT.values()}) == 4
-    assert real.WMT["fr"].num_pairs == 41_000_000
-    assert real.WMT["lt"].validation == "newstest2019"
-    assert sum(language.num_pairs for language in real.WMT.values()) == 151_000_000
-
-
 def test_all_languages_of_the_real_data_are_there() -> None:
     data = (
         "pt uk mk fi pl ru mr de cs es fr tr bg hi id lt be et lv en da it hr he sw sn nd tdx ha "

@@ -6,18 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gradvac.lab.languages import (
-    Clause,
-    Corpus,
-    Grammar,
-    Sentence,
-    SoundChange,
-    Thing,
-    default_corpus,
-    part_of_speech,
-)
+from gradvac.lab.languages import Clause, Corpus, Sentence, Thing, default_corpus, part_of_speech
+from gradvac.lab.languages.grammar import Grammar
 from gradvac.lab.languages.meanings import RELATIONS, Tense
-from gradvac.lab.languages.sounds import BACK
+from gradvac.lab.languages.sounds import BACK, SoundChange
 from gradvac.lab.languages.words import (
     _FUSED,
     _SEPARATE,

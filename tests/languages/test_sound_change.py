@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gradvac.lab.languages import Clause, Corpus, Sentence, SoundChange, Thing
+from gradvac.lab.languages import Clause, Corpus, Sentence, Thing
 from gradvac.lab.languages.meanings import CONTENT
-from gradvac.lab.languages.sounds import CONSONANTS, VOWELS, adapt, evolve
+from gradvac.lab.languages.sounds import CONSONANTS, VOWELS, SoundChange, adapt, evolve
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradvac.lab.languages import URIEL_KINDS, real, uriel_distances
-from gradvac.lab.languages.real import LONG_CODES
+from gradvac.lab.languages import real, uriel_distances
+from gradvac.lab.languages.real import LONG_CODES, URIEL_KINDS
 
 CODES = ["de", "da", "es", "it", "cs", "hr", "he", "sw", "sn", "nd", "tdx", "ha"]
 

@@ -16,11 +16,11 @@ from gradvac.lab.recipes.nmt import (
     BeamSearch,
     Hypothesis,
     Ragged,
-    SearchOptions,
     Transformer,
     make_batch,
 )
 from gradvac.lab.recipes.nmt.beam_search import largest, length_penalty
+from gradvac.lab.recipes.nmt.settings import DecodingConfig
 
 BOS, EOS = 1, 2
 NUM_WORDS = 3
@@ -43,9 +43,14 @@ def ragged(sources: list[list[int]]) -> Ragged:
 
 
 def search(
-    model: Transformer, sources: list[list[int]], limits: list[int], **options: Any
+    model: Transformer,
+    sources: list[list[int]],
+    limits: list[int],
+    forbidden: tuple[int, ...] = (),
+    **settings: Any,
 ) -> list[Hypothesis]:
-    return BeamSearch(model, SearchOptions(BOS, EOS, **options)).decode(ragged(sources), limits)
+    made = BeamSearch(model, DecodingConfig(**settings), forbidden)
+    return made.decode(ragged(sources), limits)
 
 
 @torch.no_grad()
@@ -100,7 +105,7 @@ def test_a_wide_beam_finds_the_best_of_all(model: Transformer) -> None:
         for source in SOURCES
     ]
     for alpha in (0.0, 0.6, 2.0):
-        options = {"num_beams": NUM_WORDS**limit, "alpha": alpha, "forbidden": (0, BOS)}
+        options = {"beams": NUM_WORDS**limit, "length_penalty": alpha, "forbidden": (0, BOS)}
         wide = search(model, SOURCES, [limit] * 4, **options)
         for logs, found in zip(everything, wide, strict=True):
             scores = {w: log / length_penalty(len(w) + 1, alpha) for w, log in logs.items()}
@@ -117,7 +122,7 @@ def test_equals_a_search_without_cache_or_batch(
     model: Transformer, num_beams: int, alpha: float
 ) -> None:
     limits = [9, 4, 12, 7]
-    found = search(model, SOURCES, limits, num_beams=num_beams, alpha=alpha, forbidden=(0, BOS))
+    found = search(model, SOURCES, limits, (0, BOS), beams=num_beams, length_penalty=alpha)
     for source, limit, hypothesis in zip(SOURCES, limits, found, strict=True):
         assert hypothesis.tokens == reference_search(model, source, limit, num_beams, alpha)
 
@@ -144,9 +149,9 @@ def test_sentences_do_not_notice_each_other(talkative: Transformer, num_beams: i
         score = log_probability(talkative, source, words) / length_penalty(len(words) + 1, 0.6)
         expected.append((words, pytest.approx(score, rel=1e-6)))
     assert len({len(words) for words, _ in expected}) > 4
-    options = SearchOptions(BOS, EOS, num_beams, 0.6, (0, BOS))
     for memory, check_every in [(1, 1), (400_000, 3), (None, 1), (None, 5)]:
-        beam_search = BeamSearch(talkative, options, memory=memory, check_every=check_every)
+        settings = DecodingConfig(beams=num_beams, memory=memory and memory / (1 << 30))
+        beam_search = BeamSearch(talkative, settings, (0, BOS), check_every=check_every)
         assert beam_search.decode(ragged(sources), limits) == expected
         # What one call leaves in the slots must not reach the next.
         assert beam_search.decode(ragged(sources[::-1]), limits[::-1]) == expected[::-1]
@@ -176,25 +181,19 @@ def test_one_beam_is_greedy(model: Transformer) -> None:
             model,
             [source],
             [8],
-            num_beams=1,
-            forbidden=(0, BOS),
+            (0, BOS),
+            beams=1,
         )
         assert found.tokens == words
 
 
 def test_forbidden_tokens_and_limits_hold(model: Transformer) -> None:
-    found = search(
-        model, SOURCES * 5, [1, 2, 3, 4] * 5, num_beams=4, alpha=3.0, forbidden=(0, BOS, 5)
-    )
+    found = search(model, SOURCES * 5, [1, 2, 3, 4] * 5, (0, BOS, 5), beams=4, length_penalty=3.0)
     assert all(len(h.tokens) < limit for h, limit in zip(found, [1, 2, 3, 4] * 5, strict=True))
     assert not {0, BOS, 5, EOS} & {token for h in found for token in h.tokens}
 
 
-def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
-    with pytest.raises(ValueError, match=r"num_beams: .*at least 1"):
-        search(model, [[3]], [3], num_beams=0)
-    with pytest.raises(ValueError, match=r"alpha: .*negative"):
-        search(model, [[3]], [3], alpha=-1.0)
+def test_the_length_penalty_is_that_of_the_literature() -> None:
     assert length_penalty(7, 0.5) == pytest.approx(np.sqrt(2.0))
 
 
@@ -203,7 +202,7 @@ def test_a_model_of_no_numbers_does_not_translate(model: Transformer, num_beams:
     with torch.no_grad():
         next(model.decoder.parameters())[0] = math.nan
     with pytest.raises(ValueError, match=r"model: .*not finite"):
-        search(model, SOURCES, [4, 5, 6, 7], num_beams=num_beams)
+        search(model, SOURCES, [4, 5, 6, 7], beams=num_beams)
 
 
 def test_what_a_search_leaves_in_the_model_can_be_trained(

@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab.recipes.nmt import (
-    DataConfig,
-    NmtConfig,
-    PreparedCorpus,
-    open_corpus,
-    prepare_corpus,
-)
+from gradvac.lab.recipes.nmt import NmtConfig, PreparedCorpus, open_corpus, prepare_corpus
+from gradvac.lab.recipes.nmt.settings import DataConfig
 from gradvac.lab.runs import manifest
 from gradvac.utils.hints import log_to
 

@@ -151,7 +151,8 @@ def test_converted_weights_give_the_same_probabilities(tmp_path: Path, is_pre_no
     source, target = [30, 5, 9, 2], [7, 7, 12, 2]
     batch = make_batch(Ragged.of([np.array(source)]), Ragged.of([np.array([1, *target])]), [0])
     with torch.no_grad():
-        ours = model.logits(batch).log_softmax(-1)[range(4), target]
+        states = model.decode(batch.target, model.encode(batch.source), batch.source)
+        ours = model.head(states).log_softmax(-1)[range(4), target]
     translator = ctranslate2.Translator(str(tmp_path), device="cpu", intra_threads=1)
     texts = [[[pieces[number] for number in one]] for one in (source, target[:-1])]
     (theirs,) = translator.score_batch(*texts)

@@ -18,13 +18,13 @@ from gradvac.lab.recipes.nmt import (
     BeamSearch,
     NmtConfig,
     Ragged,
-    SearchOptions,
     Transformer,
     Translator,
     train_translation,
 )
 from gradvac.lab.recipes.nmt.batches import StaticShape
 from gradvac.lab.recipes.nmt.loss import cross_entropy, plain_cross_entropy
+from gradvac.lab.recipes.nmt.settings import DecodingConfig
 from gradvac.lab.training import Display
 
 from .. import needs
@@ -180,11 +180,13 @@ def test_graphs_and_refilled_slots_say_the_same(num_beams: int) -> None:
     sources = Ragged.of([draw.integers(4, 3000, n) for n in draw.integers(2, 40, 150)])
     sources = sources.add_special_tokens(3, 2)
     limits = [int(limit) for limit in draw.integers(2, 60, 150)]
-    options = SearchOptions(1, 2, num_beams, 0.6, (0, 1, 3))
-    expected = BeamSearch(model, options).decode(sources, limits)
+    forbidden = (0, 1, 3)
+    settings = DecodingConfig(beams=num_beams)
+    expected = BeamSearch(model, settings, forbidden).decode(sources, limits)
     on_gpu = model.cuda()
-    for graphs, memory in ((False, None), (True, None), (True, 30_000_000)):
-        search = BeamSearch(on_gpu, options, graphs=graphs, memory=memory)
+    for graphs, memory in ((False, None), (True, None), (True, 0.03)):
+        settings = DecodingConfig(beams=num_beams, cuda_graph=graphs, memory=memory)
+        search = BeamSearch(on_gpu, settings, forbidden)
         for _ in range(2):  # the second time graphs are there
             found = search.decode(sources, limits)
             same = [a.tokens == b.tokens for a, b in zip(found, expected, strict=True)]

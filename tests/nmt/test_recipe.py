@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gradvac.analysis.record import read_record
-from gradvac.lab.recipes.nmt import NmtConfig, TranslationWorkload, open_corpus, train_translation
+from gradvac.lab.recipes.nmt import NmtConfig, open_corpus, train_translation
+from gradvac.lab.recipes.nmt.recipe import TranslationWorkload
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
 from gradvac.utils.hints import log_to

@@ -27,7 +27,7 @@ def test_the_configs_of_the_paper_are_there() -> None:
     massive = config.load(NmtConfig, CONFIGS / "massive25.toml")
     assert set(massive.data.languages) == paper
     big, base = (config.load(NmtConfig, CONFIGS / f"transformer_{s}.toml") for s in ("big", "base"))
-    assert set(big.data.languages) == set(real.WMT)
+    assert big.data.languages == ["fr", "es", "ru", "cs", "lv", "lt", "et", "fi"]  # table 5
     assert big.model.dimensions().inner == 8192
     for settings in (big, base):  # appendix B
         optimizer = settings.optimizer
@@ -42,17 +42,6 @@ def test_the_configs_of_the_paper_are_there() -> None:
     assert big.data.model_dump(include={"cleaning", "vocabulary"}) == base.data.model_dump(
         include={"cleaning", "vocabulary"}
     )
-
-
-def test_settings_of_older_runs_that_are_no_more(tmp_path: Path) -> None:
-    path = tmp_path / "old.toml"
-    text = (CONFIGS / "demo.toml").read_text(encoding="utf-8")
-    old = text.replace("[model]", "[model]\ncompile_loss = true")
-    path.write_text(old.replace("[decoding]", "[decoding]\ntokens = 4096"), encoding="utf-8")
-    assert old.count("compile_loss") == 1
-    assert config.load(NmtConfig, path) == config.load(NmtConfig, CONFIGS / "demo.toml")
-    with pytest.raises(ConfigError, match="compile_loss"):
-        config.load(NmtConfig, path, ["model.compile_loss=true"])
 
 
 @pytest.mark.parametrize(
@@ -141,17 +130,3 @@ def test_steps_are_recorded_unless_asked_not_to_be(toy_config: Callable[..., Nmt
     assert toy_config().train.cuda_graph == "auto"
     assert toy_config(train={"cuda_graph": False}).train.cuda_graph is False
     assert RunConfig().train.cuda_graph is False
-
-
-def test_keys_of_older_runs_keep_their_meaning(tmp_path: Path) -> None:
-    (tmp_path / "old.toml").write_text(
-        '[data]\nprepared = "p"\nlanguages = ["fr"]\ntrain = "t"\ndev = "d"\nengine = "ray"\n'
-        "[train]\ngraph = false\n[decoding]\ngraph = false\n"
-    )
-    settings = config.load(NmtConfig, tmp_path / "old.toml", ["decoding.cuda_graph=true"])
-    assert settings.data.backend == "ray"
-    assert settings.train.cuda_graph is False
-    assert settings.decoding.cuda_graph is True
-    (tmp_path / "old.toml").rename(tmp_path / "config.toml")
-    table = run_files.RunFiles(tmp_path).read_table()
-    assert table["train"] == {"cuda_graph": False}

@@ -13,7 +13,8 @@ import torch
 
 from gradvac.lab.recipes.nmt import Batch, Stream, TaskData, TokenFile, TokenWriter
 from gradvac.lab.recipes.nmt.settings import BatchConfig
-from gradvac.lab.training import BatchSlice, SamplingConfig, TemperaturePhase
+from gradvac.lab.training import BatchSlice, SamplingConfig
+from gradvac.lab.training.settings import TemperaturePhase
 
 SIZES = {"en-aa": 600, "en-bb": 80, "en-cc": 3}
 

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from gradvac.lab.training import SamplingConfig, TemperaturePhase
+from gradvac.lab.training import SamplingConfig
+from gradvac.lab.training.settings import TemperaturePhase
 from gradvac.sampling import costs_by_slot, task_probabilities
 
 SIZES = {"fr": 20_000, "cs": 30_000, "hi": 3_000, "gd": 40}

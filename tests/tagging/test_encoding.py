@@ -11,8 +11,13 @@ import pytest
 import torch
 from transformers import ByT5Tokenizer, T5Config
 
-from gradvac.lab.recipes.tagging import Windows, WordEncoder
-from gradvac.lab.recipes.tagging.encoder import load_model, load_tokenizer, quiet_transformers
+from gradvac.lab.recipes.tagging import Windows
+from gradvac.lab.recipes.tagging.encoder import (
+    WordEncoder,
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gradvac.lab.recipes.tagging import TaggingConfig, TaggingWorkload, prepare_sentences
+from gradvac.lab.recipes.tagging import TaggingConfig, prepare_sentences
+from gradvac.lab.recipes.tagging.recipe import TaggingWorkload
 from gradvac.lab.recipes.tagging.tagger import TagBatch
 from gradvac.lab.training import seed_everything
 from gradvac.lab.training.job import Job

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gradvac.lab.recipes.tagging import TaggingConfig, open_sentences, prepare_sentences
+from gradvac.lab.recipes.tagging import TaggingConfig, prepare_sentences
+from gradvac.lab.recipes.tagging.preparation import open_sentences
 from gradvac.utils.hints import log_to
 
 Settings = Callable[..., TaggingConfig]

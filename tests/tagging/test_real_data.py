@@ -9,7 +9,7 @@ import pytest
 
 from gradvac.lab.recipes.tagging.metrics import count_broken, find_spans
 from gradvac.lab.recipes.tagging.readers import read_sentences
-from gradvac.lab.recipes.tagging.settings import default_labels
+from gradvac.lab.recipes.tagging.settings import UNIVERSAL_TAGS
 
 from .. import needs
 
@@ -29,7 +29,7 @@ def test_parts_of_speech(real_data: Path, lang: str, sentences: int, words: int)
     assert len(reading.sentences) == sentences
     tags = Counter(tag for one in reading.sentences for tag in one.tags)
     assert tags.total() == words
-    assert set(tags) <= set(default_labels("pos"))
+    assert set(tags) <= set(UNIVERSAL_TAGS)
 
 
 @pytest.mark.parametrize(

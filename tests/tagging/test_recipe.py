@@ -19,13 +19,12 @@ from gradvac.analysis import load_run
 from gradvac.lab.recipes.tagging import (
     Tagger,
     TaggingConfig,
-    TaggingWorkload,
     prepare_sentences,
     score_tagging,
     train_tagging,
 )
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL
-from gradvac.lab.recipes.tagging.recipe import measure_tagging
+from gradvac.lab.recipes.tagging.recipe import TaggingWorkload, measure_tagging
 from gradvac.lab.recipes.tagging.tagger import make_tag_batch
 from gradvac.lab.runs import RunFolder, read_scores
 from gradvac.lab.runs.counts import read_counts
@@ -348,7 +347,8 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, trained: Path) -> None
 
 
 def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
-    from gradvac.lab.recipes.tagging import TaggingScores, score_tags
+    from gradvac.lab.recipes.tagging import score_tags
+    from gradvac.lab.recipes.tagging.score import TaggingScores
 
     gold, predicted = [["B-PER", "B-PLANET"]], [["I-PER", "O"]]
     score = score_tags(gold, predicted, "ner")

@@ -131,8 +131,8 @@ MISTAKES: list[tuple[str, list[str], str]] = [
     # contradictions
     ("[train]\npatience = 2", ["train.validate_every=0"], "train: patience needs validations"),
     ("[train]\naverage_last = 5", [], "my.toml: train: average_last = 5 needs as many checkpoints"),
-    ("", ["align.engine=per_task", "align.recompute=true"], "align: recompute = true needs engine"),
-    ("", ["align.engine=one_backward", "align.offload=true"], "align: offload needs engine"),
+    ("", ["align.engine=per_task", "align.recompute=true"], "recompute: is for engine="),
+    ("", ["align.engine=one_backward", "align.offload=true"], "offload, storage_dtype: are for"),
     ("", ["align.recompute=true", "optimizer.accumulation=2"], "optimizer.accumulation is 2"),
     (
         "",

@@ -18,7 +18,8 @@ import pytest
 from rich.console import Console
 
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training import Display, RunConfig, RunLog, TrainConfig, config
+from gradvac.lab.training import Display, RunConfig, TrainConfig, config
+from gradvac.lab.training.log import RunLog
 from gradvac.lab.training.writers import writer_class
 from gradvac.utils.hints import log_to
 

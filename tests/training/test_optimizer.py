@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradvac.lab.training import OptimizerConfig
-from gradvac.lab.training.optimizer import clip, step_unless
+from gradvac.lab.training.optimizer import OptimizerConfig, clip, step_unless
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:

@@ -46,10 +46,10 @@ class Numbers:
 
 def test_state_is_that_of_the_last_batch_handed_out() -> None:
     inner = Numbers()
-    stream = Prefetch(inner, depth=3)
+    stream = Prefetch(inner)
     assert stream.state_dict() == {"next": 0}
     assert [next(stream).value for _ in range(5)] == [0, 1, 2, 3, 4]
-    while inner.next < 8:  # the thread runs ahead, as far as it may
+    while inner.next < 9:  # the thread runs ahead, as far as it may
         time.sleep(0.01)
     assert stream.state_dict() == {"next": 5}
     other = Prefetch(Numbers())
@@ -92,7 +92,7 @@ class Slow:
         return {}
 
 torch.set_num_threads(1)
-stream = Prefetch(Slow(), depth=50)
+stream = Prefetch(Slow())
 next(stream)
 """
 

@@ -74,6 +74,18 @@ def serve(server: ThreadingHTTPServer, does: str, *, show: bool) -> None:
         server.serve_forever()
 
 
+def given_run(
+    run: Path, recipe: str, weights: str, device: str, overrides: list[str] | None
+) -> dict[str, Any]:
+    """A run of a recipe and how to load it, as functions that read a trained run take it."""
+    return {
+        "run": require_run(run, recipe),
+        "weights": weights_of(weights),
+        "device": device,
+        "overrides": overrides or [],
+    }
+
+
 def weights_of(name: str) -> str | int:
     """The weights that a `Weights` option names: a step becomes a number."""
     return int(name) if name.isdigit() else name
@@ -93,9 +105,6 @@ _REMEDIES = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _NO_FOLDER),
     errno.EISDIR: "name a file in it",
     errno.EADDRINUSE: "choose another port with --port, or 0 for any free one",
-}
-_ERRORS = {
-    "gradvac.lab.training": ("CheckpointError", "DivergedError", "RankError"),
 }
 
 
@@ -148,7 +157,10 @@ def reports_mistakes(command: Command[Parameters]) -> Command[Parameters]:
                 command(*args, **kwargs)
         except BrokenPipeError:
             raise  # the reader of our output closed the pipe: click handles that
-        except _mistakes() as mistake:
+        except Exception as mistake:
+            is_ours = type(mistake).__module__.startswith("gradvac.")  # as CheckpointError
+            if not is_ours and not isinstance(mistake, ValueError | OSError):
+                raise
             print(f"error: {_explain(mistake)}", file=sys.stderr)
             raise typer.Exit(1) from None
 
@@ -163,15 +175,6 @@ def _explain(mistake: Exception) -> str:
     return text if remedy is None or ";" in text else f"{text}; {remedy}."
 
 
-def _mistakes() -> tuple[type[Exception], ...]:
-    """Errors that a user can fix. Only an imported package can have raised its own."""
-    error_types: list[type[Exception]] = [ValueError, OSError]
-    for module, names in _ERRORS.items():
-        if (there := sys.modules.get(module)) is not None:
-            error_types += [getattr(there, name) for name in names]
-    return tuple(error_types)
-
-
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
@@ -184,13 +187,7 @@ def config_folders(recipe: str) -> list[Path]:
 
 
 def load_config(recipe: str, source: str, overrides: list[str] | None) -> Any:
-    """The settings of a recipe, from a file, by name, or from a run folder.
-
-    Args:
-        recipe: Its name, which is that of the folder of its named configs too.
-        source: What the user gave.
-        overrides: `section.key=value`.
-    """
+    """The settings of a recipe, from a file, by name, or from a run folder."""
     from gradvac.lab.runs import RunFolder
     from gradvac.lab.training import config
 

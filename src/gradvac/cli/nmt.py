@@ -19,6 +19,7 @@ from gradvac.cli.common import (
     Run,
     Source,
     Weights,
+    given_run,
     load_config,
     needs,
     require_run,
@@ -50,12 +51,10 @@ def _prepare(
     """Clean text, learn the vocabulary, and write token files; existing results are kept."""
     from gradvac.lab.recipes.nmt.cleaning import report_table
     from gradvac.lab.recipes.nmt.preparation import prepare_corpus
-    from gradvac.utils.hints import log_to
 
     settings = load_config("nmt", config, overrides)
+    prepared = prepare_corpus(settings.data)
     console = Console(highlight=False, markup=False)
-    with log_to(console.print):
-        prepared = prepare_corpus(settings.data)
     console.print(report_table(prepared.reports()))
     console.print(
         f"{len(prepared.vocabulary):,} pieces; everything is in {prepared.folder}, what was "
@@ -118,9 +117,7 @@ def translate(
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
     _check_files(files)
     output = utf8_output()
-    translator = Translator.from_run(
-        require_run(run, "nmt"), weights=weights_of(weights), device=device, overrides=overrides
-    )
+    translator = Translator.from_run(**given_run(run, "nmt", weights, device, overrides))
     if to is None and len(translator.targets) > 1:
         raise ValueError(f"--to: choose one of {', '.join(translator.targets)}.")
     target = translator.targets[0] if to is None else to
@@ -197,6 +194,7 @@ def _score(
     from gradvac.lab.recipes.nmt import score_files, score_translation
     from gradvac.utils.hints import log_to
 
+    asked = given_run(run, "nmt", weights, device, overrides)
     given = (source, reference, from_language, to_language)
     if any(value is not None for value in given):
         if source is None or reference is None or from_language is None or to_language is None:
@@ -204,15 +202,9 @@ def _score(
         if split is not None:
             raise ValueError("--set: is for the run's own sets; leave it out with --source.")
         with log_to(lambda message: print(message, file=sys.stderr)):
+            direction = Direction(from_language, to_language).name
             scored, _ = score_files(
-                require_run(run, "nmt"),
-                source,
-                reference,
-                direction=Direction(from_language, to_language).name,
-                weights=weights_of(weights),
-                device=device,
-                overrides=overrides or [],
-                comet=comet,
+                source=source, reference=reference, direction=direction, comet=comet, **asked
             )
         if as_json:
             print(json.dumps(asdict(scored), ensure_ascii=False, indent=1), file=utf8_output())
@@ -228,14 +220,7 @@ def _score(
                 )
             print(f"{scored.num_lines:,} sentences")
         return
-    scores = score_translation(
-        require_run(run, "nmt"),
-        split=split or "test",
-        weights=weights_of(weights),
-        device=device,
-        overrides=overrides or [],
-        comet=comet,
-    )
+    scores = score_translation(**asked, split=split or "test", comet=comet)
     if as_json:
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1), file=utf8_output())
     else:
@@ -265,12 +250,7 @@ def _serve(
     from gradvac.lab.recipes.nmt.serve import serve_translator
     from gradvac.lab.recipes.nmt.translator import Translator
 
-    translator = Translator.from_run(
-        require_run(run, "nmt"),
-        weights=weights_of(weights),
-        device=device,
-        overrides=overrides or [],
-    )
+    translator = Translator.from_run(**given_run(run, "nmt", weights, device, overrides))
     served = serve_translator(translator, str(run), port=port)
     serve(served, "translates what you type", show=show)
 

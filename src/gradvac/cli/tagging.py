@@ -20,12 +20,11 @@ from gradvac.cli.common import (
     Run,
     Source,
     Weights,
+    given_run,
     load_config,
     needs,
-    require_run,
     train_run,
     utf8_output,
-    weights_of,
 )
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
@@ -43,12 +42,10 @@ RunOverrides = Annotated[
 def _prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; report what was found."""
     from gradvac.lab.recipes.tagging import prepare_sentences
-    from gradvac.utils.hints import log_to
 
     settings = load_config("tagging", config, overrides)
+    prepared = prepare_sentences(settings)
     console = Console(highlight=False, markup=False)
-    with log_to(console.print):
-        prepared = prepare_sentences(settings)
     shown = Table(title="What was read", title_justify="left")
     for column in ("set", "language"):
         shown.add_column(column)
@@ -101,12 +98,7 @@ def predict(
     if sys.stdin is None:
         raise ValueError("standard input is closed; there is nothing to tag.")
     output = utf8_output()
-    tagger = Tagger.from_run(
-        require_run(run, "tagging"),
-        weights=weights_of(weights),
-        device=device,
-        overrides=overrides or [],
-    )
+    tagger = Tagger.from_run(**given_run(run, "tagging", weights, device, overrides))
     num_empty = num_lines = 0
     reader = LenientReader()
     for block in _blocks(reader.read([Path("-")]), window):
@@ -154,14 +146,8 @@ def _score(
     from gradvac.lab.recipes.tagging import score_tagging
 
     console = Console(highlight=False, markup=False)
-    scores = score_tagging(
-        require_run(run, "tagging"),
-        split=split,
-        weights=weights_of(weights),
-        device=device,
-        overrides=overrides or [],
-        console=None if as_json else console,
-    )
+    asked = given_run(run, "tagging", weights, device, overrides)
+    scores = score_tagging(**asked, split=split, console=None if as_json else console)
     if as_json:
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1), file=utf8_output())
     else:

@@ -50,15 +50,10 @@ def reached(loss: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], Tensor
 
 @dataclass(frozen=True, eq=False)
 class LossParts:
-    """The outputs that a loss was computed from.
-
-    Attributes:
-        loss: The loss.
-        outputs: Tensors `[R, ...]` that it depends on, and on nothing else.
-    """
+    """The outputs that a loss was computed from."""
 
     loss: Tensor
-    outputs: list[Tensor]
+    outputs: list[Tensor]  # tensors `[R, ...]` that it depends on, and on nothing else
 
     @classmethod
     def find(cls, loss: Tensor, outputs: object, num_rows: int) -> LossParts:

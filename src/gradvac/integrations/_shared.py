@@ -54,13 +54,7 @@ def has_fsdp2(accelerator: Any) -> bool:
 
 
 def check_processes(aligner: Aligner, num_processes: int, argument: str) -> None:
-    """Raise before replicas drift apart.
-
-    Args:
-        aligner: The aligner.
-        num_processes: Processes of the trainer.
-        argument: Where the aligner comes from.
-    """
+    """Raise before replicas drift apart; `argument` is where the aligner comes from."""
     if aligner.num_processes != num_processes:
         raise ValueError(
             f"{argument}: {num_processes} processes train, but the aligner knows of "
@@ -136,6 +130,11 @@ class RunRecord:
         )
         weakref.finalize(self, recorder.close)  # where nobody says that training has ended
         return recorder
+
+    def log_step(self, step: int, alignment: Alignment, values: Mapping[str, float]) -> None:
+        """Append what `log_values` says of a step, and its loss."""
+        entry = {name.replace("gradvac/", "train/"): value for name, value in values.items()}
+        self.log(step, {"train/loss": float(alignment.losses.sum()), **entry})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append an entry of the log: `{"train/loss": ...}`."""

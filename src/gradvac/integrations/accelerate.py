@@ -127,9 +127,7 @@ class AcceleratedAligner:
             return {}
         values = log_values(self.alignment)
         if self._record is not None:
-            entry = {k.replace("gradvac/", "train/"): v for k, v in values.items()}
-            total = float(self.alignment.losses.sum())
-            self._record.log(self.step, {"train/loss": total, **entry})
+            self._record.log_step(self.step, self.alignment, values)
         return values
 
     def _scale(self, losses: Tensor) -> Tensor:

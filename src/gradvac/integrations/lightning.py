@@ -148,9 +148,7 @@ class AlignedModule:
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step - 1)  # as Lightning counts
             if self._run_record is not None:
-                entry = {k.replace("gradvac/", "train/"): v for k, v in values.items()}
-                total = float(alignment.losses.sum())
-                self._run_record.log(step, {"train/loss": total, **entry})
+                self._run_record.log_step(step, alignment, values)
 
     def on_train_end(self) -> None:
         """Write what is left of the record."""

@@ -235,8 +235,6 @@ class AlignedMixin(_AnyTrainer):
             check_processes(self.aligner, self.args.world_size, "aligner_options")
         self._record: RunRecord | None = None
         self._record_into, self._record_every = record, record_every
-        if record is not None:
-            self.add_callback(_WritesRecord(self))
         self.graphed_step = self._make_graphed_step() if recorded else None
 
     @property
@@ -346,11 +344,29 @@ class AlignedMixin(_AnyTrainer):
         )
 
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
-        """Make the aligner once FSDP2 has divided the model, and before it is gathered."""
+        """Make the aligner once FSDP2 has divided the model, and before it is gathered.
+
+        A record begins here, or goes on after a checkpoint.
+        """
         prepared = super()._prepare_for_training(*args, **options)
         self._by_task, self._steps_summed = None, 0
         check_processes(self.aligner, self.args.world_size, "aligner_options")
+        if self._record_into is not None:
+            self._record = RunRecord(
+                self._record_into,
+                self.aligner,
+                every=self._record_every,
+                is_first=self.is_world_process_zero(),
+            )
         return prepared
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Train, and write what is left of the record."""
+        try:
+            return super().train(*args, **options)
+        finally:
+            if self._record is not None:
+                self._record.flush()
 
     def _run_epoch(self, *args: Any, **options: Any) -> Any:
         """Let the sampler know which pass begins; what is put around it may not tell it."""
@@ -603,29 +619,6 @@ class AlignedMixin(_AnyTrainer):
                 f"resume_from_checkpoint: {checkpoint} has no {_STATE}, so the rule's state is "
                 "lost; to start afresh from its weights, load the model from there instead."
             )
-
-
-class _WritesRecord(TrainerCallback):
-    """Opens the record of a training, and writes the rest of it at the end."""
-
-    def __init__(self, trainer: AlignedMixin) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """A training begins, or goes on after a checkpoint."""
-        trainer = self._trainer
-        assert trainer._record_into is not None
-        trainer._record = RunRecord(
-            trainer._record_into,
-            trainer.aligner,
-            every=trainer._record_every,
-            is_first=trainer.is_world_process_zero(),
-        )
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """A training ends."""
-        if self._trainer._record is not None:
-            self._trainer._record.flush()
 
 
 class MeasureConflicts(TrainerCallback):

@@ -16,37 +16,25 @@ better or worse than a baseline and how surely, at what cost.
     page.py         a comparison in pictures, and as one offline page
 """
 
-from gradvac.lab.experiments.comparison import Comparison, compare_methods, compare_runs
-from gradvac.lab.experiments.methods import (
-    Method,
-    ScoredRun,
-    find_runs,
-    group_by_method,
-    read_run,
-)
-from gradvac.lab.experiments.sweep import Ended, InterruptedSweep, Sweep, budget_table
+from gradvac.lab.experiments.comparison import Comparison, compare_runs
+from gradvac.lab.experiments.methods import Method, find_runs
+from gradvac.lab.experiments.sweep import InterruptedSweep, Sweep, budget_table
 from gradvac.lab.experiments.tables import to_json, to_markdown
-from gradvac.lab.experiments.trials import SweepConfig, Trial, plan_trials
+from gradvac.lab.experiments.trials import SweepConfig, plan_trials
 from gradvac.lab.experiments.worker import Processes, Submitit
 
 __all__ = [
     "Comparison",
-    "Ended",
     "InterruptedSweep",
     "Method",
     "Processes",
-    "ScoredRun",
     "Submitit",
     "Sweep",
     "SweepConfig",
-    "Trial",
     "budget_table",
-    "compare_methods",
     "compare_runs",
     "find_runs",
-    "group_by_method",
     "plan_trials",
-    "read_run",
     "to_json",
     "to_markdown",
 ]

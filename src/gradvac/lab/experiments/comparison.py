@@ -44,20 +44,12 @@ _DRAWINGS = 1000
 
 @dataclass(frozen=True)
 class PrimaryAnswer:
-    """What was asked beforehand, and what was found.
-
-    Attributes:
-        method: A method.
-        baseline: What it is compared with, which may be another one than that of the tables.
-        on: The row.
-        digits: Decimals to show.
-        against: The difference.
-    """
+    """What was asked beforehand, and what was found."""
 
     method: str
-    baseline: str
-    on: str
-    digits: int
+    baseline: str  # what it is compared with, which may be another one than that of the tables
+    on: str  # the row
+    digits: int  # decimals to show
     against: Against
 
 
@@ -150,14 +142,7 @@ def compare_methods(
     primary: Sequence[PrimaryQuestion] = (),
     remarks: Sequence[str] = (),
 ) -> Comparison:
-    """Compare methods that were read already.
-
-    Args:
-        compared: The methods.
-        baseline: As in `compare_runs`, like the next.
-        primary: Questions that were asked before there were answers.
-        remarks: What is known already.
-    """
+    """Compare methods that were read already."""
     first = _find_baseline(compared, baseline)
     compared = [first, *(method for method in compared if method is not first)]
     scores = first.runs[0].scores

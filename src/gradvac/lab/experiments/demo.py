@@ -1,9 +1,9 @@
 """The demo: what one joint run's gradients advise, and what following it brings, in minutes.
 
 Constructed languages, so that it is known who is related to whom. Beside joint training runs the
-same with GradVac. They are two processes of one thread each, with one display. On two cores nothing
-is faster: the threads of one small training synchronise after every small product, and where other
-work holds one of them up, all wait. Two processes never wait for each other.
+same with GradVac. They are two processes of one thread each. On two cores nothing is faster: the
+threads of one small training synchronise after every small product, and where other work holds one
+of them up, all wait. Two processes never wait for each other.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from gradvac.analysis import load_run
@@ -37,7 +42,8 @@ from gradvac.analysis.advice import (
 )
 from gradvac.lab.experiments.comparison import draw_sentences
 from gradvac.lab.experiments.follow_up import last_part
-from gradvac.lab.experiments.worker import load_settings, signals_interrupt
+from gradvac.lab.experiments.sweep import reason_of_failure
+from gradvac.lab.experiments.worker import leave_with_parent, load_settings, signals_interrupt
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus
 from gradvac.lab.recipes.nmt.recipe import measure_translation, train_translation
@@ -53,23 +59,17 @@ JOINT, GRADVAC = "joint", "gradvac"
 ALONE, ADVISED, CHANCE = "alone", "advised", "chance"  # follow-ups
 _PARTS, _MIDDLE, _LAST = 10, 5, 8  # checkpoints of joint training: all, two of them by name
 _NUM_SAMPLES = 2
+_LOSS = "train/loss"
 
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """BLEU, and its difference to another model's.
+    """BLEU, and its difference to another model's."""
 
-    Attributes:
-        bleu: Of this model.
-        difference: This minus the other's.
-        low: Lower end of the difference's 95 % interval over test sentences.
-        high: Upper end.
-    """
-
-    bleu: float
-    difference: float
-    low: float
-    high: float
+    bleu: float  # of this model
+    difference: float  # this minus the other's
+    low: float  # lower end of the difference's 95 % interval over test sentences
+    high: float  # upper end
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
         JOINT: partial(_train_and_follow, settings=joint, out=out, sizes=sizes, lines=num_lines),
         GRADVAC: partial(_train_and_measure, settings=config, run=out / GRADVAC, lines=num_lines),
     }
-    done = run_side_by_side(jobs, console)
-    seconds, tasks = done[JOINT]
+    run_side_by_side(jobs, out, console)
+    tasks = _chosen(_advice(out), sizes, _counts(out / JOINT))
     names = {task: corpus.languages[parse(task).target].name for task in sizes}
     console.rule("3. What the gradients of joint training advise", align="left")
     for sentence in describe_advice(_advice(out), names):
         if sentence not in (TRUST, LAST_FIFTH):  # the verdict says so
             console.print(sentence, markup=False)
-    result = _judged(out, tasks, {JOINT: seconds, GRADVAC: done[GRADVAC]}, begin)
+    result = _judged(out, tasks, begin)
     console.rule("4. What following the advice did", align="left")
     if result.target:
         _show_samples(prepared, out, result, names, console)
@@ -154,38 +154,33 @@ def _check(config: NmtConfig) -> None:
         raise ValueError("data.languages: give three or more, so that there is one to advise.")
 
 
-def _train_one(display: Display, *, settings: NmtConfig, run: Path, lines: int) -> float:
-    """Train and score; the seconds of training."""
+def _train_one(display: Display, *, settings: NmtConfig, run: Path, lines: int) -> None:
+    """Train and score."""
     result = train_translation(settings, run, display=display)
     if result.reason == "interrupted":
         raise ValueError("was stopped; the same command continues.")
     score_translation(run, max_lines=lines)
-    return result.seconds
 
 
-def _train_and_measure(display: Display, *, settings: NmtConfig, run: Path, lines: int) -> float:
+def _train_and_measure(display: Display, *, settings: NmtConfig, run: Path, lines: int) -> None:
     """The same, and gradients in the middle and at the end."""
-    seconds = _train_one(display, settings=settings, run=run, lines=lines)
+    _train_one(display, settings=settings, run=run, lines=lines)
     middle = _MIDDLE * settings.train.checkpoint_every
     measure_translation(run, num_lines=lines, weights=(middle, "last"))
-    return seconds
 
 
 def _train_and_follow(
     display: Display, *, settings: NmtConfig, out: Path, sizes: Mapping[str, int], lines: int
-) -> tuple[float, dict[str, list[str]]]:
-    """Joint training, and what its gradients advise; seconds, and the tasks of every follow-up."""
+) -> None:
+    """Joint training, and what its gradients advise."""
     run = out / JOINT
-    seconds = _train_and_measure(display, settings=settings, run=run, lines=lines)
-    tasks = _chosen(_advice(out), sizes, _counts(run))
+    _train_and_measure(display, settings=settings, run=run, lines=lines)
     part = last_part(settings, str(run), _LAST * settings.train.checkpoint_every)
-    for name, trained in tasks.items():
-        display.show_message(f"last fifth, {name}: {', '.join(trained)}")
+    for name, trained in _chosen(_advice(out), sizes, _counts(run)).items():
         own = {"data.tasks": trained, "train.metric": f"dev/loss/{trained[0]}"}
         follow = load_settings("nmt", RunFolder(run).config, {**part, **own})
         assert isinstance(follow, NmtConfig)
         _train_one(display, settings=follow, run=out / name, lines=lines)
-    return seconds, tasks
 
 
 def _advice(out: Path) -> Advice:
@@ -215,9 +210,7 @@ def _counts(run: Path) -> SentenceCounts:
     return read_counts(RunFolder(run).counts_of(TEST, "best"))["BLEU"]
 
 
-def _judged(
-    out: Path, tasks: Mapping[str, list[str]], seconds: Mapping[str, float], begin: float
-) -> DemoResult:
+def _judged(out: Path, tasks: Mapping[str, list[str]], begin: float) -> DemoResult:
     joint, target = _counts(out / JOINT), tasks[ALONE][0] if tasks else ""
     counts = {name: _counts(out / name) for name in tasks}
     return DemoResult(
@@ -231,8 +224,14 @@ def _judged(
             if name != ADVISED
         },
         _change(joint, _counts(out / GRADVAC), list(joint.by_task)),
-        {**seconds, "all": time.perf_counter() - begin},
+        {name: _seconds(out / name) for name in (JOINT, GRADVAC)}
+        | {"all": time.perf_counter() - begin},
     )
+
+
+def _seconds(run: Path) -> float:
+    """What training took, by its log."""
+    return max(float(one.get("train/seconds", 0.0)) for one in RunFolder(run).read_metrics())
 
 
 def _change(first: SentenceCounts, second: SentenceCounts, tasks: Sequence[str]) -> ScoreChange:
@@ -380,7 +379,8 @@ def _program() -> str:
 
 # --- two trainings side by side -------------------------------------------------------------------
 
-Job = Callable[[Display], Any]
+Job = Callable[[Display], None]
+_SHOW_EVERY = 0.5  # seconds
 # One thread each. And glibc would give the memory of every step back to the system and ask for it
 # again in the next, which took a fifth of the time (docs/log.md).
 _ENVIRONMENT = {
@@ -391,119 +391,76 @@ _ENVIRONMENT = {
 }
 
 
-def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any]:
-    """Run jobs at the same time, each in a process of its own, and show how far they are.
+def run_side_by_side(jobs: Mapping[str, Job], out: Path, console: Console) -> None:
+    """Run jobs at the same time, each in a process of its own, and show how far their runs are.
 
     Args:
-        jobs: Name -> what to do, given a display; must be picklable, and so must what it returns.
+        jobs: Name -> what to do, given a display; must be picklable.
+        out: The folder of their runs; what a job says goes to `NAME.log` there.
         console: Where to show it.
-
-    Returns:
-        Name -> what the job returned.
 
     Raises:
         ValueError: A job failed; says which and why. The others were done to their end.
         KeyboardInterrupt: Somebody stopped them; they have saved where they stand.
     """
     context = multiprocessing.get_context("spawn")
-    pipes: dict[Any, str] = {}
-    processes: list[Any] = []
-    with signals_interrupt():
+    with signals_interrupt(), _progress(console) as progress:
+        processes = []
         try:
             with _environment():
                 for name, job in jobs.items():
-                    here, there = context.Pipe(duplex=False)
-                    process = context.Process(target=_work, args=(job, there), name=name)
+                    process = context.Process(target=_work, args=(job, out / f"{name}.log"))
                     process.start()
-                    there.close()  # so that the pipe ends with the process
-                    pipes[here] = name
                     processes.append(process)
-            results, errors = _listen(pipes, console)
+            bars: dict[Path, TaskID] = {}
+            while any(process.is_alive() for process in processes):
+                _show(progress, bars, out)
+                time.sleep(_SHOW_EVERY)
+            _show(progress, bars, out)
         except KeyboardInterrupt:
             for process in processes:
                 process.terminate()  # they save where they stand
             for process in processes:
                 process.join()
             raise
-    for process in processes:
-        process.join()
-    for name in jobs:
-        if name not in results:
-            errors.setdefault(name, "its process ended without a word")
-    if errors:
-        raise ValueError("; ".join(f"{name}: {what}" for name, what in errors.items()))
-    return results
+    failed = [
+        f"{name}: {reason_of_failure(out / f'{name}.log', process.exitcode)}"
+        for name, process in zip(jobs, processes, strict=True)
+        if process.exitcode
+    ]
+    if failed:
+        raise ValueError("; ".join(failed))
 
 
-def _listen(pipes: dict[Any, str], console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    results: dict[str, Any] = {}
-    errors: dict[str, str] = {}
+def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn())
-    with Progress(
+    return Progress(
         *columns, TextColumn("{task.fields[shown]}"), TimeElapsedColumn(), console=console
-    ) as progress:
-        bars = {name: progress.add_task(name, total=None, shown="") for name in pipes.values()}
-        while pipes:
-            for pipe in wait(list(pipes)):
-                assert isinstance(pipe, Connection)
-                name = pipes[pipe]
-                try:
-                    kind, content = pipe.recv()
-                except (EOFError, OSError):
-                    del pipes[pipe]
-                    continue
-                if kind == "bar":
-                    progress.update(bars[name], **content)
-                elif kind == "message":
-                    progress.console.print(f"{name}: {content}", markup=False)
-                elif kind == "result":
-                    results[name] = content
-                else:
-                    errors[name] = content
-    return results, errors
+    )
 
 
-def _work(job: Job, pipe: Connection) -> None:
-    """What a process does."""
-    try:
-        outcome = ("result", job(_RemoteDisplay(pipe)))
-    except (ValueError, OSError, CheckpointError, DivergedError) as error:
-        outcome = ("error", str(error))
-    with suppress(OSError):  # nobody listens any more
-        pipe.send(outcome)
-    pipe.close()
+def _show(progress: Progress, bars: dict[Path, TaskID], out: Path) -> None:
+    """Move the bar of every run in a folder to its last log entry."""
+    for path in sorted(out.glob("*/config.toml")):
+        run = RunFolder(path.parent)
+        if run.path not in bars:
+            total = run.read_table()["train"]["max_steps"]
+            bars[run.path] = progress.add_task(run.path.name, total=total, shown="")
+        logged = [one for one in run.read_metrics() if one.get(_LOSS) is not None]
+        if logged:
+            shown = f"loss {logged[-1][_LOSS]:.3f}"
+            progress.update(bars[run.path], completed=logged[-1]["step"], shown=shown)
 
 
-class _RemoteDisplay(Display):
-    """Sends what to display to the process that started this one."""
-
-    def __init__(self, pipe: Connection) -> None:
-        with open(os.devnull, "w") as nowhere:
-            super().__init__(Console(file=nowhere), quiet=True)
-        self.console.quiet = True
-        self._pipe, self._is_open = pipe, True
-
-    def _send(self, kind: str, content: Any) -> None:
+def _work(job: Job, log: Path) -> None:
+    """What a process does; its last words are its error."""
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    with log.open("a", encoding="utf-8") as file:
         try:
-            self._pipe.send((kind, content))
-        except OSError:  # that process was killed: save, and end too
-            if self._is_open:
-                self._is_open = False
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def show_message(self, message: str) -> None:
-        self._send("message", message)
-
-    def open(self, step: int, max_steps: int) -> None:
-        self._send("bar", {"completed": step, "total": max_steps})
-
-    def advance(self, step: int) -> None:
-        if step % 10 == 0:
-            self._send("bar", {"completed": step})
-
-    def show(self, step: int, values: Mapping[str, float], *, seconds_left: float) -> None:
-        shown = f"loss {values['train/loss']:.3f}, {seconds_left:.0f} s left"
-        self._send("bar", {"completed": step, "shown": shown})
+            job(Display(Console(file=file)))
+        except (ValueError, OSError, CheckpointError, DivergedError) as error:
+            print(error, file=file)
+            sys.exit(1)
 
 
 @contextmanager

@@ -129,12 +129,6 @@ def write_follow_ups(
 ) -> dict[str, Path]:
     """Write the configs of follow-up runs of translation, and the sweep `check.toml`.
 
-    Args:
-        run: The joint run that the advice is read off.
-        advice: What `advise` found.
-        out: The folder to write to.
-        targets: As in `follow_ups`.
-
     Returns:
         Name -> file. Of `last_alone` there are configs if the run has kept a checkpoint near four
         fifths of its steps; the sweep trains its own.

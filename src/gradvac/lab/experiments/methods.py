@@ -42,25 +42,15 @@ _LAST = 0.9  # a training loss is the mean of the log entries after this share o
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """One run with its scores.
+    """One run with its scores."""
 
-    Attributes:
-        path: Its folder; of several runs that stand together, that of the first.
-        seed: `train.seed`.
-        settings: All settings but seeds, folders and technical ones, flat.
-        signature: Of the run.
-        metrics: Its log.
-        scores: The metric that is compared.
-        counts: What the scores are made of by sentence, if that is known.
-    """
-
-    path: Path
-    seed: int
-    settings: Mapping[str, Any]
-    signature: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
-    scores: TaskScores
-    counts: SentenceCounts | None
+    path: Path  # its folder; of several runs that stand together, that of the first
+    seed: int  # `train.seed`
+    settings: Mapping[str, Any]  # all settings but seeds, folders and technical ones, flat
+    signature: Mapping[str, Any]  # of the run
+    metrics: Sequence[Mapping[str, Any]]  # its log
+    scores: TaskScores  # the metric that is compared
+    counts: SentenceCounts | None  # what the scores are made of by sentence, if that is known
 
 
 @dataclass(frozen=True)
@@ -304,42 +294,26 @@ def _together(runs: tuple[ScoredRun, ...]) -> ScoredRun:
         by_task={task: value for run in runs for task, value in run.scores.by_task.items()},
         levels={task: level for run in runs for task, level in run.scores.levels.items()},
     )
-    all_counts = [run.counts for run in runs if run.counts is not None]
+    known = [run.counts for run in runs if run.counts is not None]
     counts = None
-    if len(all_counts) == len(runs):
+    if len(known) == len(runs):
         counts = replace(
-            all_counts[0],
-            by_task={
-                task: values
-                for run_counts in all_counts
-                for task, values in run_counts.by_task.items()
-            },
-            sentences={
-                task: name
-                for run_counts in all_counts
-                for task, name in run_counts.sentences.items()
-            },
+            known[0],
+            by_task={task: values for one in known for task, values in one.by_task.items()},
+            sentences={task: name for one in known for task, name in one.sentences.items()},
         )
     return replace(runs[0], scores=scores, counts=counts, metrics=[])
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the runs of a method cost, means over seeds; None: not known.
+    """What the runs of a method cost, means over seeds; None: not known."""
 
-    Attributes:
-        steps: Optimiser steps.
-        seconds: Training time, without validation and saving.
-        seconds_per_step: Their ratio.
-        peak_memory: GiB, the most of any run: of the GPU, or of the process on a CPU.
-        best_step: Step of the best weights.
-    """
-
-    steps: float | None
-    seconds: float | None
+    steps: float | None  # optimiser steps
+    seconds: float | None  # training time, without validation and saving
     seconds_per_step: float | None
-    peak_memory: float | None
-    best_step: float | None
+    peak_memory: float | None  # GiB, the most of any run: of the GPU, or of the process on a CPU
+    best_step: float | None  # step of the best weights
 
 
 def validations(run: ScoredRun, key: str) -> list[tuple[int, float]]:

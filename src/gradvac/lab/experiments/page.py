@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -31,7 +30,8 @@ from gradvac.lab.experiments.verdicts import (
     SUGGESTIVE,
     Against,
     Cell,
-    ComparisonRow,
+    is_matched,
+    means_by_method,
     pareto_front,
 )
 from gradvac.utils.hints import some
@@ -130,7 +130,7 @@ def _trade_off(comparison: Comparison) -> Figure | None:
         return None
     figure = new_figure(6.4, 4.6)
     axes = figure.add_subplot()
-    best = _front(across, up, [name for name in comparison.mixtures if name in points])
+    best = pareto_front([across, up], comparison.mixtures)
     if len(best) > 1:
         line = sorted((points[name][0].mean, points[name][1].mean) for name in best)
         axes.plot(*zip(*line, strict=True), "-", color=QUIET, linewidth=1, zorder=1)
@@ -164,33 +164,17 @@ def _point(axes: Axes, x: Cell, y: Cell, ink: str, marker: str) -> None:
     axes.plot(x.mean, y.mean, marker, color=ink, markersize=6)
 
 
-def _front(across: ComparisonRow, up: ComparisonRow, names: Sequence[str]) -> list[str]:
-    """The Pareto front of some methods in two rows."""
-    rows: list[ComparisonRow] = []
-    for row in (across, up):
-        cells: Mapping[str, Cell] = {name: row.cells[name] for name in names}
-        rows.append(ComparisonRow(row.kind, row.name, cells, row.digits, row.higher_is_better))
-    return pareto_front(rows) if names else []
-
-
 def beyond_the_mixtures(comparison: Comparison) -> list[str] | None:
     """Methods that no mixture equals or beats at all resource levels; None without levels."""
     levels = [row for row in comparison.rows if row.kind == "level"]
-    mixtures = [name for name in comparison.mixtures if all(name in row.cells for row in levels)]
+    means = means_by_method(levels) if levels else {}
+    mixtures = [means[name] for name in comparison.mixtures if name in means]
     if len(levels) < 2 or len(mixtures) < 2:
         return None
-    signs = [1.0 if row.higher_is_better else -1.0 for row in levels]
-
-    def is_beaten(name: str, mixture: str) -> bool:
-        pairs = [(row.cells[mixture].mean, row.cells[name].mean) for row in levels]
-        return all(sign * (one - own) >= 0 for sign, (one, own) in zip(signs, pairs, strict=True))
-
     return [
         name
-        for name in comparison.seeds
-        if name not in mixtures
-        and all(name in row.cells for row in levels)
-        and not any(is_beaten(name, mixture) for mixture in mixtures)
+        for name, point in means.items()
+        if name not in comparison.mixtures and not any(is_matched(point, one) for one in mixtures)
     ]
 
 

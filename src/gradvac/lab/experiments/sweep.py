@@ -55,16 +55,9 @@ class InterruptedSweep(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run stands.
+    """How a run stands."""
 
-    Attributes:
-        status: "done", "failed", "paused" or "waiting" (not begun, or interrupted).
-        step: Steps taken.
-        seconds: Training time.
-        error: Why it failed.
-    """
-
-    status: str
+    status: str  # "done", "failed", "paused" or "waiting" (not begun, or interrupted)
     step: int = 0
     seconds: float = 0.0
     error: str = ""
@@ -272,7 +265,7 @@ class Sweep:
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         if status:
-            self._fail(trial, _reason(self._log(trial), status))
+            self._fail(trial, reason_of_failure(self._log(trial), status))
             return
         ended = self.ended(trial)
         logger.info(
@@ -326,7 +319,8 @@ class Sweep:
         return rungs(lengths.pop(), every.pop(), num_points)
 
 
-def _reason(log: Path, status: int) -> str:
+def reason_of_failure(log: Path, status: int) -> str:
+    """How a process ended, and the last line that it printed."""
     text = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:] if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"exit status {status}: {lines[-1] if lines else 'it printed nothing'}"

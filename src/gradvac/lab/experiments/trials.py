@@ -148,25 +148,15 @@ class SweepConfig(Section):
 
 @dataclass(frozen=True, eq=False)  # settings cannot be hashed: equal means identical
 class Trial:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        method: The method whose budget it counts for.
-        name: Of its point: the method and what the grid varies.
-        seed: `train.seed`.
-        settings: Setting -> value.
-        run: Its folder.
-        scored: Whether it is scored.
-        needs: Folders of the runs that must be finished first.
-    """
-
-    method: str
-    name: str
-    seed: int
-    settings: Mapping[str, Any]
+    method: str  # the method whose budget it counts for
+    name: str  # of its point: the method and what the grid varies
+    seed: int  # `train.seed`
+    settings: Mapping[str, Any]  # setting -> value
     run: Path
     scored: bool
-    needs: tuple[Path, ...]
+    needs: tuple[Path, ...]  # folders of the runs that must be finished first
 
     @property
     def label(self) -> str:
@@ -180,11 +170,6 @@ def plan_trials(
     """All runs of a sweep in their order: turn by turn, then seed by seed; needed ones first.
 
     So a sweep that is stopped has treated all methods of a turn alike.
-
-    Args:
-        config: The sweep.
-        out: Its folder.
-        extra: Settings that replace those of the config, from the command line.
 
     Raises:
         ValueError: Two points have one name, or a reference leads nowhere.

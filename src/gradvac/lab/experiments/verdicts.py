@@ -25,7 +25,7 @@ in a bootstrap takes their spread for known: 15 % with four. Resampling sentence
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -62,19 +62,12 @@ class Scored:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and how well it is known.
-
-    Attributes:
-        mean: The estimate.
-        by_seeds: Its standard error over seeds; NaN with a single seed.
-        freedom: Degrees of freedom of that.
-        by_sentences: Its standard error over sentences.
-    """
+    """A mean over seeds and how well it is known."""
 
     mean: float
-    by_seeds: float
-    freedom: float
-    by_sentences: float = 0.0
+    by_seeds: float  # its standard error over seeds; NaN with a single seed
+    freedom: float  # degrees of freedom of that
+    by_sentences: float = 0.0  # its standard error over sentences
 
     def interval(self) -> tuple[float, float]:
         """Where the true value is, with a confidence of 95 %; NaN if that cannot be told."""
@@ -245,38 +238,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity of all methods.
+    """One quantity of all methods."""
 
-    Attributes:
-        kind: "average", "level", "task" or "loss".
-        name: What it is.
-        cells: Method -> its number; a method of which it is not known is left out.
-        digits: Decimals to show.
-        higher_is_better: Whether a larger number is the better one.
-    """
-
-    kind: str
-    name: str
-    cells: Mapping[str, Cell]
-    digits: int
+    kind: str  # "average", "level", "task" or "loss"
+    name: str  # what it is
+    cells: Mapping[str, Cell]  # method -> its number; a method of which it is not known is left out
+    digits: int  # decimals to show
     higher_is_better: bool
 
 
 class RowQuantity(NamedTuple):
-    """What a row is about, before any method is looked at.
+    """What a row is about, before any method is looked at."""
 
-    Attributes:
-        kind: As in `ComparisonRow`, like the next, and the last two.
-        name: What it is.
-        score: Of a method; None if it has none.
-        digits: Decimals to show.
-        higher_is_better: Whether a larger number is the better one.
-    """
-
-    kind: str
-    name: str
-    score: Callable[[Method], Scored | None]
-    digits: int
+    kind: str  # as in `ComparisonRow`, like the next, and the last two
+    name: str  # what it is
+    score: Callable[[Method], Scored | None]  # of a method; None if it has none
+    digits: int  # decimals to show
     higher_is_better: bool
 
 
@@ -361,23 +338,31 @@ def _judged(
     )
 
 
-def pareto_front(rows: Sequence[ComparisonRow]) -> list[str]:
+def means_by_method(rows: Sequence[ComparisonRow]) -> dict[str, list[float]]:
+    """Method -> its means in some rows, more being better; methods that lack a row are left out."""
+    signs = [1.0 if row.higher_is_better else -1.0 for row in rows]
+    return {
+        name: [sign * row.cells[name].mean for sign, row in zip(signs, rows, strict=True)]
+        for name in rows[0].cells
+        if all(name in row.cells for row in rows)
+    }
+
+
+def is_matched(point: Sequence[float], by: Sequence[float]) -> bool:
+    """Whether another point equals or beats this one everywhere."""
+    return all(other >= own for own, other in zip(point, by, strict=True))
+
+
+def pareto_front(rows: Sequence[ComparisonRow], among: Collection[str] | None = None) -> list[str]:
     """Methods that no other one equals or beats in all rows and beats in one: the Pareto front.
 
     By means over seeds, without a test: a method may be on it by chance. Methods that lack a row
-    are left out.
+    are left out; `among` names those that count (None: all).
     """
-    signs = [1.0 if row.higher_is_better else -1.0 for row in rows]
-    names = [name for name in rows[0].cells if all(name in row.cells for row in rows)]
-    points = {
-        name: [sign * row.cells[name].mean for sign, row in zip(signs, rows, strict=True)]
-        for name in names
-    }
-
-    def is_beaten(point: list[float]) -> bool:
-        return any(
-            other != point and all(a >= b for a, b in zip(other, point, strict=True))
-            for other in points.values()
-        )
-
-    return [name for name, point in points.items() if not is_beaten(point)]
+    means = means_by_method(rows).items()
+    points = {name: point for name, point in means if among is None or name in among}
+    return [
+        name
+        for name, point in points.items()
+        if not any(other != point and is_matched(point, other) for other in points.values())
+    ]

@@ -232,7 +232,7 @@ def _work_in_child(task: Path, log: Path, directory: Path) -> None:
     _leave_by_signals()
     os.setpgid(0, 0)  # signals of the terminal are for the sweep, which passes them on
     os.chdir(directory)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard in (1, 2):
         os.dup2(output, standard)
@@ -240,10 +240,10 @@ def _work_in_child(task: Path, log: Path, directory: Path) -> None:
     work_from_file()
 
 
-def _leave_with_parent() -> None:
-    """Save and leave once the sweep is gone, were it killed."""
+def leave_with_parent() -> None:
+    """Save and leave once the process that started this one is gone, were it killed."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "runs are started by a sweep"
+    assert parent is not None, "somebody has started this process"
     parent.join()
     os.kill(os.getpid(), signal.SIGHUP)
 

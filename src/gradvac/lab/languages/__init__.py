@@ -38,33 +38,26 @@ from gradvac.lab.languages.corpus import (
     Corpus,
     Distances,
     default_corpus,
-    describe_corpus,
     load_corpus,
     write_corpus,
 )
 from gradvac.lab.languages.families import PIVOT, RESOURCE_LEVELS, SPLITS, Language
-from gradvac.lab.languages.grammar import Grammar
 from gradvac.lab.languages.meanings import Clause, Sentence, Thing
-from gradvac.lab.languages.real import URIEL_KINDS, genealogical_distances, uriel_distances
+from gradvac.lab.languages.real import genealogical_distances, uriel_distances
 from gradvac.lab.languages.rendering import Word, part_of_speech
-from gradvac.lab.languages.sounds import SoundChange
 
 __all__ = [
     "PIVOT",
     "RESOURCE_LEVELS",
     "SPLITS",
-    "URIEL_KINDS",
     "Clause",
     "Corpus",
     "Distances",
-    "Grammar",
     "Language",
     "Sentence",
-    "SoundChange",
     "Thing",
     "Word",
     "default_corpus",
-    "describe_corpus",
     "genealogical_distances",
     "load_corpus",
     "part_of_speech",

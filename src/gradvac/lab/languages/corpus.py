@@ -9,13 +9,8 @@ a language reads, and two languages share a third of what they have both read.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -33,10 +28,11 @@ from gradvac.lab.languages.families import (
     read_tree,
     resource_level,
 )
-from gradvac.lab.languages.grammar import Grammar, typological_distance
+from gradvac.lab.languages.grammar import typological_distance
 from gradvac.lab.languages.meanings import CONTENT, Combinations, Draw, Sentence, meanings
 from gradvac.lab.languages.rendering import Speaker, Word, in_english
 from gradvac.lab.languages.words import Inflection, Lexicon, lexicon_of
+from gradvac.utils.files import read_json, write_json, write_text
 from gradvac.utils.hints import nearest
 
 
@@ -55,25 +51,6 @@ class Distances:
     cognates: NDArray[np.float64]
     typology: NDArray[np.float64]
     distance: NDArray[np.float64]
-
-    def between(self, one: str, other: str) -> float:
-        """The distance between two languages, by code."""
-        return float(self.distance[self.codes.index(one), self.codes.index(other)])
-
-
-def measure_distances(
-    codes: Sequence[str], lexicons: Mapping[str, Lexicon], grammars: Mapping[str, Grammar]
-) -> Distances:
-    """Measure all distances from realised lexicons and grammars."""
-    etyma = np.array([[lexicons[code].stems[word].etymon for word in CONTENT] for code in codes])
-    cognates = (etyma[:, None, :] == etyma[None, :, :]).mean(axis=2)  # [L, L]
-    typology = np.array(
-        [[typological_distance(grammars[a], grammars[b]) for b in codes] for a in codes]
-    )
-    distance = (1 - cognates + typology) / 2
-    for matrix in (cognates, typology, distance):
-        matrix.flags.writeable = False
-    return Distances(tuple(codes), cognates, typology, distance)
 
 
 _POOL_SHARE = 1 / 3
@@ -183,7 +160,7 @@ DEFAULT_PATH = Path(__file__).with_name("default.toml")
 class Corpus:
     """A multi-way parallel corpus of English and constructed languages.
 
-    Make one with `default` or `load`. Sentences are generated on first use and kept.
+    Make one with `default_corpus` or `load_corpus`. Sentences are generated on first use and kept.
 
     Attributes:
         tree: The family tree it is drawn from.
@@ -200,21 +177,6 @@ class Corpus:
     tree: Tree
     languages: Mapping[str, Language]
     generator: Generator = field(repr=False, compare=False)
-
-    @classmethod
-    def from_toml(cls, path: str | Path, *, seed: int | None = None) -> Corpus:
-        """Read the families from a TOML file.
-
-        Args:
-            path: The file; `docs/languages.md` explains its keys.
-            seed: Replaces the file's seed: other words, other sentences, the same grammars.
-
-        Raises:
-            ValueError: A key or value is wrong; the message names it and the fix.
-        """
-        tree = read_tree(Path(path), seed=seed)
-        languages = {code: lineage.language for code, lineage in tree.lineages.items()}
-        return cls(tree, MappingProxyType(languages), Generator(tree))
 
     def __repr__(self) -> str:
         """Name the languages; the whole tree would fill pages."""
@@ -288,12 +250,7 @@ class Corpus:
         return [self.generator.render(meaning, code) for meaning in chosen]
 
     def words(self, meaning: Sentence, code: str) -> list[Word]:
-        """Put a meaning into words, each with the concept it stands for.
-
-        Args:
-            meaning: What to say.
-            code: Code of a language, or "en".
-        """
+        """Put a meaning into words, each with the concept it stands for."""
         return self.generator.render(meaning, code if code == PIVOT else self._known(code))
 
     def render(self, meaning: Sentence, code: str) -> str:
@@ -304,15 +261,16 @@ class Corpus:
         """The meanings of an aligned split, line by line."""
         return tuple(self.generator.held_out[self._split(split)])
 
-    @cached_property
-    def _distances(self) -> Distances:
-        lexicons = {code: self.generator.lexicon(code) for code in self.languages}
-        grammars = {code: language.grammar for code, language in self.languages.items()}
-        return measure_distances(self.codes, lexicons, grammars)
-
     def distances(self) -> Distances:
         """Cognate shares, typological distances and their combination, with names."""
-        return self._distances
+        lexicons = [self.generator.lexicon(code) for code in self.codes]
+        grammars = [language.grammar for language in self.languages.values()]
+        etyma = np.array([[lexicon.stems[word].etymon for word in CONTENT] for lexicon in lexicons])
+        cognates = (etyma[:, None, :] == etyma[None, :, :]).mean(axis=2)  # [L, L]
+        typology = np.array(
+            [[typological_distance(one, other) for other in grammars] for one in grammars]
+        )
+        return Distances(self.codes, cognates, typology, (1 - cognates + typology) / 2)
 
     def _lines(self, split: Split, code: str) -> tuple[str, ...]:
         return self.generator.aligned(self._split(split), code)
@@ -329,100 +287,78 @@ class Corpus:
 
 
 def load_corpus(path: str | Path, *, seed: int | None = None) -> Corpus:
-    """Load a corpus from a TOML file of families; see `Corpus.from_toml`."""
-    return Corpus.from_toml(path, seed=seed)
+    """Load a corpus from a TOML file of families.
+
+    Args:
+        path: The file; `docs/languages.md` explains its keys.
+        seed: Replaces the file's seed: other words, other sentences, the same grammars.
+
+    Raises:
+        ValueError: A key or value is wrong; the message names it and the fix.
+    """
+    tree = read_tree(Path(path), seed=seed)
+    languages = {code: lineage.language for code, lineage in tree.lineages.items()}
+    return Corpus(tree, MappingProxyType(languages), Generator(tree))
 
 
 def default_corpus(*, seed: int | None = None) -> Corpus:
-    """Load the default corpus: 16 languages in 4 families, from 20,000 to 400 training pairs.
-
-    Args:
-        seed: Another seed gives other words and sentences with the same grammars and sizes.
-    """
-    return Corpus.from_toml(DEFAULT_PATH, seed=seed)
+    """Load the default corpus: 16 languages in 4 families, from 20,000 to 400 training pairs."""
+    return load_corpus(DEFAULT_PATH, seed=seed)
 
 
 MANIFEST = "languages.json"
 _GENERATOR = "gradvac.lab.languages"
 
 
-def write_corpus(corpus: Corpus, directory: str | Path, *, overwrite: bool = False) -> list[Path]:
+def write_corpus(corpus: Corpus, directory: str | Path) -> list[Path]:
     """Write a corpus as text files.
 
     `train.en-xx.tsv` holds English and the language, tab between them; `dev.xx`, `test.xx`,
     `eval.xx` and `novel.xx` hold one sentence a line, and line i of a split is the same meaning in
-    every language, English included. `languages.json` holds the facts and the distances. The files
-    appear all at once in a new directory; in an existing one each appears whole or not at all, the
-    manifest last.
+    every language, English included. `languages.json` holds the facts and the distances; it is
+    written last.
 
     Args:
         corpus: What to write.
-        directory: Where to; made if missing.
-        overwrite: Write into a directory with files that this function did not write. Only files
-            of the names above are replaced.
+        directory: A new or empty one, or that of an earlier export, whose files are replaced.
 
     Returns:
         The written files.
 
     Raises:
-        ValueError: The directory holds something else and `overwrite` is not set.
+        ValueError: The directory holds something else.
     """
     directory = Path(directory)
-    stale = _previous(directory, overwrite)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        names = _write_all(corpus, staging)
-        if not directory.exists() or not any(directory.iterdir()):
-            staging.chmod(0o755)
-            os.replace(staging, directory)
-        else:
-            # Without its manifest, a directory that is half replaced does not pass for a whole one.
-            (directory / MANIFEST).unlink(missing_ok=True)
-            for name in names:
-                os.replace(staging / name, directory / name)
-            for name in stale - set(names):
-                (directory / name).unlink(missing_ok=True)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    stale = _previous(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MANIFEST).unlink(missing_ok=True)  # half an export does not pass for one
+    lines: dict[str, Iterable[str]] = {
+        f"train.{PIVOT}-{code}.tsv": map("\t".join, corpus.pairs(code, "train"))
+        for code in corpus.codes
+    }
+    for split in SPLITS:
+        lines |= {f"{split}.{code}": said for code, said in corpus.aligned(split).items()}
+    for name, content in lines.items():
+        write_text(directory / name, "".join(f"{line}\n" for line in content))
+    for name in stale - lines.keys():
+        (directory / name).unlink(missing_ok=True)
+    names = [*lines, MANIFEST]
+    write_json(directory / MANIFEST, describe_corpus(corpus) | {"files": names})
     return [directory / name for name in names]
 
 
-def _previous(directory: Path, overwrite: bool) -> set[str]:
+def _previous(directory: Path) -> set[str]:
     """The files of an earlier export; a directory that is not one is refused."""
-    if not directory.exists():
-        return set()
-    if not directory.is_dir():
+    if directory.is_file():
         raise ValueError(f"directory {directory}: is a file; give a new or empty directory")
-    try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["generator"] == _GENERATOR:
-            # Names only: a manifest that was tampered with must not delete files elsewhere.
-            return {name for name in manifest["files"] if Path(name).name == name}
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    if any(directory.iterdir()) and not overwrite:
+    manifest = read_json(directory / MANIFEST)
+    if manifest.get("generator") == _GENERATOR:
+        return set(manifest["files"])
+    if directory.exists() and any(directory.iterdir()):
         raise ValueError(
-            f"directory {directory}: is not empty and not an earlier export; give a new directory "
-            "(in a program, overwrite=True writes beside what is there)"
+            f"directory {directory}: is not empty and not an earlier export; give a new directory"
         )
     return set()
-
-
-def _write_all(corpus: Corpus, directory: Path) -> list[str]:
-    names = []
-    for code in corpus.codes:
-        names.append(f"train.{PIVOT}-{code}.tsv")
-        pairs = ("\t".join(pair) for pair in corpus.pairs(code, "train"))
-        _write_lines(directory / names[-1], pairs)
-    for split in SPLITS:
-        for code, lines in corpus.aligned(split).items():
-            names.append(f"{split}.{code}")
-            _write_lines(directory / names[-1], lines)
-    names.append(MANIFEST)
-    facts = json.dumps(describe_corpus(corpus) | {"files": names}, ensure_ascii=False, indent=1)
-    _write_lines(directory / MANIFEST, [facts])
-    return names
 
 
 def describe_corpus(corpus: Corpus) -> dict[str, object]:
@@ -443,8 +379,3 @@ def describe_corpus(corpus: Corpus) -> dict[str, object]:
             "distance": distances.distance.round(6).tolist(),
         },
     }
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{line}\n" for line in lines)

@@ -63,38 +63,23 @@ class Phonology:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of history: the time of a branch, or of a language alone.
+    """A stretch of history: the time of a branch, or of a language alone."""
 
-    Attributes:
-        key: Unique name, such as `sarvan.coastal`; it seeds what is drawn for this stage.
-        replace: Share of the words that are replaced by new ones, at the start of the stage.
-        sounds: Sound changes, in order.
-    """
-
-    key: str
-    replace: float
+    key: str  # unique name, such as `sarvan.coastal`; it seeds what is drawn for this stage
+    replace: float  # share of the words that are replaced by new ones, at the start of the stage
     sounds: tuple[SoundChange, ...]
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a language comes from.
-
-    Attributes:
-        language: The facts.
-        family: Key of the family.
-        phonology: Sounds of the ancestor.
-        proto: Grammar of the ancestor, which shapes its roots and affixes.
-        stages: The branch's time and the language's own.
-        borrow: Code of a donor to the share of words borrowed from it.
-    """
+    """Where a language comes from."""
 
     language: Language
     family: str
-    phonology: Phonology
-    proto: Grammar
-    stages: tuple[Stage, Stage]
-    borrow: Mapping[str, float]
+    phonology: Phonology  # sounds of the ancestor
+    proto: Grammar  # grammar of the ancestor, which shapes its roots and affixes
+    stages: tuple[Stage, Stage]  # the branch's time and the language's own
+    borrow: Mapping[str, float]  # code of a donor to the share of words borrowed from it
 
 
 @dataclass(frozen=True)
@@ -127,11 +112,7 @@ _LANGUAGE = ("name", "train", "sounds", "replace", "borrow", *_INHERITED)
 
 
 def read_tree(path: Path, *, seed: int | None = None) -> Tree:
-    """Read a family tree from a TOML file.
-
-    Args:
-        path: The file.
-        seed: Replaces the file's seed.
+    """Read a family tree from a TOML file; `seed` replaces the file's.
 
     Raises:
         ValueError: The file is not TOML, or a key or value in it is wrong; says which and the fix.

@@ -1,11 +1,11 @@
-"""The real languages: the paper's tables 4 and 5, and those of NTREX, XTREME and our real data.
+"""The real languages: the paper's table 4, and those of NTREX, XTREME and our real data.
 
-Table 4 lists 25 languages with a family and a level of data size; table 5 lists the 8 of WMT with
-their numbers of sentence pairs. The paper merges Germanic and Romance into "Western European"; we
-put Germanic and Romance languages that it does not have into the same family, so that the family
-contrast means the same everywhere, and keep the finer grouping as `branch`. How the languages are
-related is `lineage`, which knows nothing of the paper's grouping: distances in the family tree are
-read off it, and those of URIEL from the files of the optional package `urielplus`.
+Table 4 lists 25 languages with a family and a level of data size. The paper merges Germanic and
+Romance into "Western European"; we put Germanic and Romance languages that it does not have into
+the same family, so that the family contrast means the same everywhere, and keep the finer grouping
+as `branch`. How the languages are related is `lineage`, which knows nothing of the paper's
+grouping: distances in the family tree are read off it, and those of URIEL from the files of the
+optional package `urielplus`.
 
 `real.tsv` has a line for each language. A lineage has the levels on which handbooks agree: one that
 is disputed, or that splits nothing off, is left out, so that depth is roughly alike from stock to
@@ -177,43 +177,11 @@ def _folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "database" / "original_uriel"
 
 
-class WmtLanguage(NamedTuple):
-    """A language of the paper's WMT analysis (table 5).
-
-    Attributes:
-        code: ISO 639-1 code.
-        name: English name.
-        family: The paper's grouping for WMT.
-        num_pairs: Training sentence pairs, rounded to millions as in the paper.
-        validation: Validation set on which gradients are compared.
-    """
-
-    code: str
-    name: str
-    family: str
-    num_pairs: int
-    validation: str
-
-
 # Codes of 639-3 for one variety of a language that the table has as a whole.
 _VARIETIES = {"arb": "ar", "fil": "tl", "cmn": "zh", "npi": "ne", "swh": "sw", "zsm": "ms"}
 _VARIETIES |= {"lvs": "lv", "ekk": "et", "pes": "fa", "azj": "az", "uzn": "uz", "khk": "mn"}
 _VARIETIES |= {"plt": "mg", "gaz": "om", "als": "sq", "pbt": "ps", "mww": "hmn"}
 _SHORT_CODES = {long: short for short, long in LONG_CODES.items()} | _VARIETIES
-
-WMT: dict[str, WmtLanguage] = {
-    language.code: language
-    for language in (
-        WmtLanguage("fr", "French", "Romance", 41_000_000, "newstest2013"),
-        WmtLanguage("es", "Spanish", "Romance", 15_000_000, "newstest2012"),
-        WmtLanguage("ru", "Russian", "Slavic", 38_000_000, "newstest2018"),
-        WmtLanguage("cs", "Czech", "Slavic", 37_000_000, "newstest2018"),
-        WmtLanguage("lv", "Latvian", "Baltic", 6_000_000, "newstest2017"),
-        WmtLanguage("lt", "Lithuanian", "Baltic", 6_000_000, "newstest2019"),
-        WmtLanguage("et", "Estonian", "Uralic", 2_000_000, "newstest2018"),
-        WmtLanguage("fi", "Finnish", "Uralic", 6_000_000, "newstest2018"),
-    )
-}
 
 
 def find(code: str) -> RealLanguage | None:

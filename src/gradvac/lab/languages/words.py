@@ -84,19 +84,12 @@ class Stem:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The stems and affixes of one language.
+    """The stems and affixes of one language."""
 
-    Attributes:
-        stems: Concept to stem.
-        affixes: Name of an affix to the affix.
-        stages: Sound changes of the branch and of the language.
-        genders: Concept to a number from which the gender is taken.
-    """
-
-    stems: Mapping[str, Stem]
-    affixes: Mapping[str, Stem]
-    stages: tuple[tuple[SoundChange, ...], ...]
-    genders: Mapping[str, int]
+    stems: Mapping[str, Stem]  # concept to stem
+    affixes: Mapping[str, Stem]  # name of an affix to the affix
+    stages: tuple[tuple[SoundChange, ...], ...]  # sound changes of the branch and of the language
+    genders: Mapping[str, int]  # concept to a number from which the gender is taken
 
     def changes(self, start: int, stop: int = 2) -> Iterator[SoundChange]:
         """The sound changes of the stages from `start` up to `stop`."""
@@ -254,13 +247,7 @@ _PERSONS = {"i": "1sg", "you": "2", "he": "3sg", "she": "3sg", "we": "1pl", "the
 
 
 class Inflection:
-    """Makes the word forms of one language; forms are made once and kept.
-
-    Args:
-        grammar: What the language marks, and how.
-        lexicon: Its stems and affixes.
-        script: Script to write in.
-    """
+    """Makes the word forms of one language; forms are made once and kept."""
 
     def __init__(self, grammar: Grammar, lexicon: Lexicon, script: str) -> None:
         self.grammar = grammar
@@ -333,15 +320,7 @@ class Inflection:
     def verb(
         self, concept: str, *, tense: Tense, person: str, negated: bool, question: bool
     ) -> str:
-        """Inflect a verb.
-
-        Args:
-            concept: The action.
-            tense: Its tense.
-            person: What it agrees with, from `person`.
-            negated: Whether to add the affix of negation.
-            question: Whether to add the affix of a question.
-        """
+        """Inflect a verb."""
         if self.grammar.morphology == "isolating":
             return self.word(concept, ())
         affixes = ["not"] if negated else []

@@ -36,52 +36,33 @@ from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import ConfigError, Section
 from gradvac.lab.training.environment import choose_device, seed_everything
 from gradvac.lab.training.job import join
-from gradvac.lab.training.log import Display, RunLog
+from gradvac.lab.training.log import Display
 from gradvac.lab.training.loop import DivergedError, Result, train
-from gradvac.lab.training.optimizer import OptimizerConfig
-from gradvac.lab.training.settings import (
-    FromRun,
-    RunConfig,
-    SamplingConfig,
-    TemperaturePhase,
-    TrainConfig,
-)
+from gradvac.lab.training.settings import FromRun, RunConfig, SamplingConfig, TrainConfig
 from gradvac.lab.training.stream import Prefetch, RowBatch, RowStream, TaskStream, TensorBatch
 from gradvac.lab.training.weights import CheckpointError
-from gradvac.lab.training.workload import (
-    FULL_BATCH,
-    BatchSlice,
-    BatchStream,
-    MicroBatch,
-    StepLosses,
-    Workload,
-)
+from gradvac.lab.training.workload import FULL_BATCH, BatchSlice, StepLosses, Workload
 from gradvac.lab.training.writers import Writer
 
 __all__ = [
     "FULL_BATCH",
     "AlignConfig",
     "BatchSlice",
-    "BatchStream",
     "CheckpointError",
     "ConfigError",
     "Display",
     "DivergedError",
     "FromRun",
-    "MicroBatch",
-    "OptimizerConfig",
     "Prefetch",
     "RankError",
     "Result",
     "RowBatch",
     "RowStream",
     "RunConfig",
-    "RunLog",
     "SamplingConfig",
     "Section",
     "StepLosses",
     "TaskStream",
-    "TemperaturePhase",
     "TensorBatch",
     "TrainConfig",
     "Workload",

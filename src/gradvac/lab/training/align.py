@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import nn
 
 from gradvac import AdamMetric, Aligner
+from gradvac.aligner import check_together
 from gradvac.lab.training.config import Section
 from gradvac.rules import RULES, Only, Rule, rule_class, rule_named
 from gradvac.utils.files import hash_of
@@ -212,17 +213,12 @@ class AlignConfig(  # pydantic lists the fields of the last base first
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> AlignConfig:
-        if self.engine == "per_task" and self.recompute:
-            raise ValueError(
-                'recompute = true needs engine "one_backward", but engine is "per_task"'
-            )
-        if self.space == "preconditioned" and self.recompute:
-            raise ValueError(
-                'space = "preconditioned" needs task gradients that are kept, but recompute is true'
-            )
-        if self.engine == "one_backward" and (self.storage_dtype or self.offload):
-            option = "offload" if self.offload else "storage_dtype"
-            raise ValueError(f'{option} needs engine "per_task", but engine is "one_backward"')
+        check_together(
+            self.engine,
+            recompute=self.recompute,
+            has_storage=self.offload or self.storage_dtype is not None,
+            has_metric=self.space == "preconditioned",
+        )
         keys = _keys_of(self.rule)
         ignored = [key for key in self._changed(_ALL_KEYS) if key not in keys]
         if ignored:

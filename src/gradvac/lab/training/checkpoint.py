@@ -207,15 +207,10 @@ def remove_incomplete(run: Path) -> None:
 
 @dataclass(frozen=True)
 class RunWeights:
-    """Weights of a run, found but not read.
+    """Weights of a run, found but not read."""
 
-    Attributes:
-        origin: What they are, for messages.
-        place: A weights file, or a checkpoint.
-    """
-
-    origin: str
-    place: Path | Checkpoint
+    origin: str  # what they are, for messages
+    place: Path | Checkpoint  # A weights file, or a checkpoint
 
     @property
     def step(self) -> int | None:
@@ -249,8 +244,8 @@ def resolve_weights(run: Path, which: str | int = "best") -> RunWeights:
 
     Args:
         run: The run folder.
-        which: "best", "averaged", "last" (the newest intact checkpoint), or a step whose
-            checkpoint is there.
+        which: "best" (as `loop.py` judged while training), "averaged", "last" (the newest intact
+            checkpoint), or a step whose checkpoint is there.
 
     Raises:
         CheckpointError: There are none, or the checkpoint is damaged.
@@ -280,14 +275,7 @@ def weights(run: Path, which: str | int = "best") -> dict[str, Tensor]:
 def save_weights(
     run: Path, name: str, weights: Mapping[str, Tensor], metadata: Mapping[str, object]
 ) -> Path:
-    """Write `RUN/NAME.safetensors`, replacing an older one only when complete.
-
-    Args:
-        run: The run folder.
-        name: "best" or "averaged".
-        weights: The model's `state_dict`.
-        metadata: Saved in the file, such as the step and the score.
-    """
+    """Write `RUN/NAME.safetensors` ("best", "averaged"), replacing an older one when complete."""
     target = RunFolder(run).weights(name)
     try:
         write_weights(target, weights, {key: str(value) for key, value in metadata.items()})

@@ -13,15 +13,14 @@ import json
 import math
 import re
 import tomllib
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from gradvac.analysis.run_files import flatten, rename_former_keys
+from gradvac.analysis.run_files import flatten
 from gradvac.utils.hints import nearest
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -91,7 +90,6 @@ def read_config(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     origins = {_apply(override, table): f"override {override}" for override in overrides}
-    rename_former_keys(table)
     for name, field in model_class.model_fields.items():
         set_aside = getattr(field.annotation, "set_aside", None)
         if set_aside is not None and isinstance(table.get(name), dict):
@@ -101,7 +99,7 @@ def read_config(
     try:
         return model_class.model_validate_json(json.dumps(table, default=str))
     except pydantic.ValidationError as error:
-        lines = _explain(error, model_class, file=str(path), origins=origins)
+        lines = _explain(error, model_class, table, file=str(path), origins=origins)
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -173,6 +171,7 @@ def _apply(override: str, table: dict[str, Any]) -> tuple[str, ...]:
 def _explain(
     error: pydantic.ValidationError,
     model_class: type[BaseModel],
+    table: Mapping[str, Any],
     *,
     file: str,
     origins: Mapping[tuple[str, ...], str],
@@ -182,13 +181,14 @@ def _explain(
     Args:
         error: What pydantic found.
         model_class: The model it validated.
+        table: The settings.
         file: Name of the file the settings came from.
         origins: Key path -> the override that set it.
     """
     mistakes: dict[tuple[Keys, Any], list[str]] = {}
     for mistake in error.errors():
-        keys, owner = _locate(mistake["loc"], model_class)
-        message = _describe(mistake, keys, owner)
+        keys = _keys_of(mistake, table)
+        message = _describe(mistake, keys, model_class)
         keys, message = _move_key(keys, message, mistake["type"], model_class)
         # A value that fits no member of a union is one mistake, which pydantic reports per member.
         mistakes.setdefault((keys, repr(mistake["input"])), []).append(message)
@@ -200,10 +200,11 @@ def _explain(
     return lines
 
 
-def _describe(mistake: Any, keys: Keys, owner: type[BaseModel]) -> str:
+def _describe(mistake: Any, keys: Keys, model_class: type[BaseModel]) -> str:
     kind, given, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"unknown key; {nearest(str(keys[-1]), owner.model_fields)}"
+        section = _section_at(keys[:-1], model_class) or model_class
+        return f"unknown key; {nearest(str(keys[-1]), section.model_fields)}"
     if kind == "missing":
         return "is missing, and has no default"
     if kind == "value_error":
@@ -220,10 +221,8 @@ def _move_key(
 ) -> tuple[Keys, str]:
     """A section that checks itself begins with the key it speaks of: that belongs to the path."""
     key, colon, rest = message.partition(": ")
-    annotation: Any = model_class
-    for one in keys:
-        annotation = next(iter(_members(_inner(annotation, one))), None)
-    if kind == "value_error" and colon and _is_model(annotation) and key in annotation.model_fields:
+    section = _section_at(keys, model_class)
+    if kind == "value_error" and colon and section is not None and key in section.model_fields:
         return (*keys, key), rest
     return keys, message
 
@@ -245,42 +244,33 @@ def _origin(keys: Keys, file: str, origins: Mapping[tuple[str, ...], str]) -> st
     return f"{file} with {', '.join(inside)}" if inside else file
 
 
-def _locate(loc: Keys, model_class: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
-    """Key path without the tags pydantic adds inside unions, and the model that owns the key."""
+def _keys_of(mistake: Any, value: Any) -> Keys:
+    """The keys that lead to a mistake, without the tags that pydantic adds inside unions."""
     keys: list[str | int] = []
-    members: list[Any] = [model_class]
-    owner = model_class
-    tagged = False
-    for item in loc:
-        if tagged:
-            tagged = False
-            continue
-        owner = next((m for m in members if _is_model(m)), owner)
-        keys.append(item)
-        members = [inner for m in members for inner in _members(_inner(m, item))]
-        tagged = len(members) > 1
-    return tuple(keys), owner
+    for item in mistake["loc"]:
+        is_list, is_table = isinstance(value, list), isinstance(value, dict)
+        if (is_table and item in value) or (is_list and item in range(len(value))):
+            keys.append(item)
+            value = value[item]
+    if mistake["type"] == "missing":
+        keys.append(mistake["loc"][-1])
+    return tuple(keys)
 
 
-def _inner(annotation: Any, key: str | int) -> Any:
-    """The type of what a key of this type holds; None where there is no such."""
-    if _is_model(annotation):
-        field = annotation.model_fields.get(key)
-        return None if field is None else field.annotation
-    arguments = get_args(annotation)
-    if get_origin(annotation) is dict:
-        return arguments[1]
-    return arguments[0] if get_origin(annotation) in (list, tuple) else None
+def _section_at(keys: Keys, model_class: type[BaseModel]) -> type[BaseModel] | None:
+    """The section that some keys lead to; None if it is a value."""
+    section: type[BaseModel] | None = model_class
+    for key in (key for key in keys if isinstance(key, str)):
+        field = None if section is None else section.model_fields.get(key)
+        section = None if field is None else _section_in(field.annotation)
+    return section
 
 
-def _members(annotation: Any) -> list[Any]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [member for member in get_args(annotation) if member is not types.NoneType]
-    return [] if annotation is None else [annotation]
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section itself, or that of a list or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)
 
 
 # -- TOML ------------------------------------------------------------------------------------------

@@ -312,14 +312,6 @@ def run_signature(
 
     The line goes with every score, as sacreBLEU's does; two runs with the same line on the same
     kind of device are repetitions of each other.
-
-    Args:
-        settings: All settings.
-        aligner: Knows the engine that is in use; None for rule "none".
-        tasks: Task names.
-        data: The recipe's `data_signature()`.
-        device: Where it runs.
-        num_processes: How many train together, on a device of this kind each.
     """
     several = f"{num_processes}x" if num_processes > 1 else ""
     fields = {

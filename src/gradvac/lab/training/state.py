@@ -44,13 +44,7 @@ class Position:
 
 
 class RunState(Generic[BatchT]):
-    """Model, optimizer, aligner, batches, meters and position of a run at its first step.
-
-    Args:
-        workload: The workload; its model is moved to the device.
-        settings: Its config.
-        job: The processes that train it.
-    """
+    """Model, optimizer, aligner, batches, meters and position of a run at its first step."""
 
     def __init__(self, workload: Workload[BatchT], settings: RunConfig, job: Job) -> None:
         set_threads(settings.train.threads)

@@ -2,12 +2,10 @@
 
 # T tasks
 
-import atexit
-import queue
-import threading
-import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -23,10 +21,7 @@ from gradvac.utils.cuda_graph import DEVICE_WORK
 
 B = TypeVar("B", bound="TensorBatch")
 MadeT = TypeVar("MadeT")
-Prepare = Callable[[Any], Any]
-_POLL_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped
-_END_WITHIN = 30.0  # seconds that a process waits for its threads when it ends
-_WORKERS: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
+_PREFETCHED = 4  # batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,29 +247,33 @@ class Prefetch(Generic[BatchCo]):
 
     Args:
         stream: Where batches come from; nobody else may use it from now on.
-        depth: Maximum number of batches that wait.
         prepare: Applied to every batch in the thread, for example to pin its memory.
     """
 
     def __init__(
-        self, stream: BatchStream[BatchCo], *, depth: int = 4, prepare: Prepare | None = None
+        self, stream: BatchStream[BatchCo], *, prepare: Callable[[Any], Any] | None = None
     ) -> None:
-        self._stream, self._depth, self._prepare = stream, depth, prepare
+        self._stream, self._prepare = stream, prepare
         self._state = stream.state_dict()
-        self._worker: _Worker | None = None
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        self._waiting: deque[Future[tuple[BatchCo, dict[str, Any]]]] = deque()
 
     def __iter__(self) -> "Prefetch[BatchCo]":
         return self
 
     def __next__(self) -> BatchCo:
         """The next batch; waits for it if it is not ready."""
-        if self._worker is None:
-            self._worker = _Worker(self._stream, self._depth, self._prepare)
-            # The thread holds no reference to us: it ends when this stream is garbage-collected.
-            weakref.finalize(self, self._worker.stop)
-        next_batch, self._state = self._worker.take()
-        batch: BatchCo = next_batch
+        while len(self._waiting) <= _PREFETCHED:
+            self._waiting.append(self._thread.submit(self._make_next))
+        batch, self._state = self._waiting.popleft().result()
         return batch
+
+    def _make_next(self) -> tuple[BatchCo, dict[str, Any]]:
+        batch = next(self._stream)
+        if self._prepare is not None:
+            with DEVICE_WORK:
+                batch = self._prepare(batch)
+        return batch, self._stream.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands."""
@@ -282,61 +281,8 @@ class Prefetch(Generic[BatchCo]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there."""
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker.join()
-            self._worker = None
+        self._thread.shutdown(cancel_futures=True)
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        self._waiting.clear()
         self._stream.load_state_dict(state)
         self._state = self._stream.state_dict()
-
-
-class _Worker:
-    def __init__(self, stream: BatchStream[Any], depth: int, prepare: Prepare | None) -> None:
-        self._ready: queue.Queue[tuple[Any, dict[str, Any] | None]] = queue.Queue(depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, args=(stream, prepare), name="prefetch", daemon=True
-        )
-        self._thread.start()
-        _WORKERS.add(self)
-
-    def take(self) -> tuple[Any, dict[str, Any]]:
-        batch, state = self._ready.get()
-        if state is None:
-            raise batch
-        return batch, state
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def join(self, seconds: float | None = None) -> None:
-        self._thread.join(seconds)
-
-    def _work(self, stream: BatchStream[Any], prepare: Prepare | None) -> None:
-        try:
-            while not self._stopped.is_set():
-                batch = next(stream)
-                if prepare is not None:
-                    with DEVICE_WORK:
-                        batch = prepare(batch)
-                self._put(batch, stream.state_dict())
-        except BaseException as error:  # the loop sees it where it would have seen it
-            self._put(error, None)
-
-    def _put(self, batch: Any, state: dict[str, Any] | None) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._ready.put((batch, state), timeout=_POLL_EVERY)
-            except queue.Full:
-                continue
-            return
-
-
-@atexit.register
-def _end_all() -> None:
-    """Let threads end before Python does: one in the middle of a batch would abort the process."""
-    workers = list(_WORKERS)
-    for worker in workers:
-        worker.stop()
-    for worker in workers:
-        worker.join(_END_WITHIN)

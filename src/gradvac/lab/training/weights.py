@@ -33,13 +33,7 @@ class CheckpointError(RuntimeError):
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Replace a weights file.
-
-    Args:
-        path: The file.
-        weights: A `state_dict`; tied weights may share memory.
-        metadata: Saved with them, such as the step.
-    """
+    """Replace a weights file; tied weights may share memory."""
     stored: dict[str, Tensor] = {}
     metadata = dict(metadata)
     seen: dict[object, str] = {}

@@ -215,12 +215,7 @@ class _Plan:
 
 
 def _select_weights(run: Path, names: Sequence[str | int]) -> dict[int, RunWeights]:
-    """Step -> the weights to measure, by step; untrained ones (step 0) only if asked for.
-
-    Args:
-        run: The run folder.
-        names: "best", "last", or steps; empty: all checkpoints that are intact.
-    """
+    """Step -> the weights to measure, by step; untrained ones (step 0) only if asked for."""
     if names:
         by_step = dict(_find_step(run, name) for name in names)
         return {step: by_step[step] for step in sorted(by_step)}

@@ -24,22 +24,17 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
     comet.py           COMET, by its own command
     serve.py           a page to type into, and JSON for programs
     export.py          the model for Hugging Face and CTranslate2
-    teachers.py        every task's best weights so far as its teacher
     recipe.py          what the training loop needs to know, and the entry of the registry
 """
 
-from gradvac.lab.recipes.nmt.batches import Batch, Ragged, Side, make_batch
-from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis, SearchOptions
-from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report
+from gradvac.lab.recipes.nmt.batches import Batch, Ragged, make_batch
+from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis
+from gradvac.lab.recipes.nmt.cleaning import Report
 from gradvac.lab.recipes.nmt.export import export_run
 from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus, prepare_corpus
 from gradvac.lab.recipes.nmt.readers import read_pairs
-from gradvac.lab.recipes.nmt.recipe import (
-    TranslationWorkload,
-    measure_translation,
-    train_translation,
-)
+from gradvac.lab.recipes.nmt.recipe import train_translation
 from gradvac.lab.recipes.nmt.score import (
     Score,
     TranslationScores,
@@ -47,26 +42,22 @@ from gradvac.lab.recipes.nmt.score import (
     score_lines,
     score_translation,
 )
-from gradvac.lab.recipes.nmt.settings import DataConfig, NmtConfig
+from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.stream import Stream, TaskData
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenWriter
 from gradvac.lab.recipes.nmt.translator import Translation, Translator
-from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, VocabularyConfig
+from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 
 __all__ = [
     "SIZES",
     "Batch",
     "BeamSearch",
-    "CleaningConfig",
-    "DataConfig",
     "Hypothesis",
     "NmtConfig",
     "PreparedCorpus",
     "Ragged",
     "Report",
     "Score",
-    "SearchOptions",
-    "Side",
     "Size",
     "Stream",
     "TaskData",
@@ -75,13 +66,10 @@ __all__ = [
     "Transformer",
     "Translation",
     "TranslationScores",
-    "TranslationWorkload",
     "Translator",
     "Vocabulary",
-    "VocabularyConfig",
     "export_run",
     "make_batch",
-    "measure_translation",
     "open_corpus",
     "prepare_corpus",
     "read_pairs",

@@ -66,19 +66,12 @@ class Ragged:
 
 
 class StaticShape(NamedTuple):
-    """One shape for all batches of a run: what is left over is filled with rows that do not count.
-
-    Attributes:
-        source: Source tokens.
-        target: Target tokens.
-        rows: Sentence pairs, those that do not count included; the last ones may be empty.
-        longest: Tokens of the longest sentence there can be.
-    """
+    """One shape for all batches of a run, filled up with rows that do not count."""
 
     source: int
     target: int
-    rows: int
-    longest: int
+    rows: int  # sentence pairs, those that do not count included; the last ones may be empty
+    longest: int  # tokens of the longest sentence there can be
 
     @property
     def max_rows(self) -> int:
@@ -232,28 +225,17 @@ class Batch:
     What an aligner asks for (tasks, and the sentence of every row) stays on the host, where it can
     look without waiting, unless the batch has a static shape: then nothing that differs from batch
     to batch may stay there.
-
-    Attributes:
-        source: `<2xx> x_1 ... x_n </s>`.
-        target: What the decoder reads: `<s> y_1 ... y_m`.
-        labels: What it must predict, `y_1 ... y_m </s>`, always packed `[N]`.
-        sentence_of_label: The sentence of every label, `[N]`.
-        row_of_label: The same, `[N]`, for an aligner.
-        tasks: Task position of every sentence, `[B]`, ascending.
-        num_tokens: Target tokens that count, `</s>` included: what losses are averaged over.
-        counts: Which sentences count, `[B]`; None: all do.
-        static_shape: That of all batches of the run; None: they differ.
     """
 
-    source: Side
-    target: Side
-    labels: Tensor
-    sentence_of_label: Tensor
-    row_of_label: Tensor
-    tasks: Tensor
-    num_tokens: int
-    counts: Tensor | None = None
-    static_shape: StaticShape | None = None
+    source: Side  # `<2xx> x_1 ... x_n </s>`
+    target: Side  # what the decoder reads: `<s> y_1 ... y_m`
+    labels: Tensor  # what it must predict, `y_1 ... y_m </s>`, always packed `[N]`
+    sentence_of_label: Tensor  # the sentence of every label, `[N]`
+    row_of_label: Tensor  # the same, `[N]`, for an aligner
+    tasks: Tensor  # task position of every sentence, `[B]`, ascending
+    num_tokens: int  # target tokens that count, `</s>` included: what losses are averaged over
+    counts: Tensor | None = None  # which sentences count, `[B]`; None: all do
+    static_shape: StaticShape | None = None  # that of all batches of the run; None: they differ
 
     def __len__(self) -> int:
         return len(self.tasks)

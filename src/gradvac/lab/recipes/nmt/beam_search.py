@@ -17,7 +17,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor
 
 from gradvac.lab.recipes.nmt.batches import Ragged, Side, Tokens
 from gradvac.lab.recipes.nmt.model import KVCache, StepContext, Transformer
+from gradvac.lab.recipes.nmt.settings import DecodingConfig
+from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
 from gradvac.lab.training.environment import any_shape_attention
 from gradvac.utils.cuda_graph import DEVICE_WORK, free_generator
 
@@ -44,24 +46,6 @@ class Hypothesis(NamedTuple):
 
     tokens: tuple[int, ...]
     score: float
-
-
-class SearchOptions(NamedTuple):
-    """How to search.
-
-    Attributes:
-        bos: Token a translation starts with.
-        eos: Token it ends with.
-        num_beams: K; 1 is greedy search.
-        alpha: Exponent of the length penalty.
-        forbidden: Tokens that are never generated (padding, language tokens).
-    """
-
-    bos: int
-    eos: int
-    num_beams: int = 4
-    alpha: float = 0.6
-    forbidden: tuple[int, ...] = ()
 
 
 def length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
@@ -85,30 +69,26 @@ class BeamSearch:
 
     Args:
         model: In eval mode, on its device.
-        options: How to search.
-        memory: Bytes for what is kept of the open sentences; None: some of what is free.
+        settings: How to search.
+        forbidden: Tokens that are never generated (padding, language tokens).
         check_every: Steps between two checks who is done; None: 1 on a CPU, 8 on a GPU.
-        graphs: Whether steps are recorded as CUDA graphs on a GPU.
     """
 
     def __init__(
         self,
         model: Transformer,
-        options: SearchOptions,
+        settings: DecodingConfig,
+        forbidden: Sequence[int] = (),
         *,
-        memory: int | None = None,
         check_every: int | None = None,
-        graphs: bool = False,
     ) -> None:
-        if options.num_beams < 1:
-            raise ValueError(f"num_beams: must be at least 1, got {options.num_beams}.")
-        if options.alpha < 0:
-            raise ValueError(f"alpha: must not be negative, got {options.alpha}.")
-        self._model, self._options, self.device = model, options, model.embedding.weight.device
-        self._memory = _free_memory(self.device) if memory is None else memory
+        self._model, self._forbidden, self.device = model, forbidden, model.embedding.weight.device
+        self._settings, given = settings, settings.memory
+        self._memory = _free_memory(self.device) if given is None else int(given * (1 << 30))
         self.check_every = check_every or (1 if self.device.type == "cpu" else 8)
         self._slots: Slots | None = None
-        self._graphs = _Graphs(self.device) if graphs and self.device.type == "cuda" else None
+        is_recorded = settings.cuda_graph and self.device.type == "cuda"
+        self._graphs = _Graphs(self.device) if is_recorded else None
 
     @torch.inference_mode()
     def decode(self, sources: Ragged, limits: Sequence[int]) -> list[Hypothesis]:
@@ -140,12 +120,12 @@ class BeamSearch:
         """How many sentences as long as the longest of a group fit into memory."""
         most = max(1, self._memory // self._bytes(*self._lengths(group, lengths, limits)))
         if self.device.type == "cpu":
-            most = min(most, max(1, _CPU_ROWS // self._options.num_beams))
+            most = min(most, max(1, _CPU_ROWS // self._settings.beams))
         return int(most)
 
     def _bytes(self, source: int, target: int) -> int:
         """What a slot takes."""
-        model, num_beams = self._model, self._options.num_beams
+        model, num_beams = self._model, self._settings.beams
         size, weight = model.size, model.embedding.weight
         places = source + num_beams * target
         cached = 2 * size.decoder_layers * size.width * places * weight.itemsize
@@ -177,8 +157,8 @@ class BeamSearch:
             if self._graphs is not None:
                 self._graphs.clear()
             self._slots = None  # before the next are allocated
-            kind = GreedySlots if self._options.num_beams == 1 else BeamSlots
-            self._slots = kind(self._model, self._options, both)
+            kind = GreedySlots if self._settings.beams == 1 else BeamSlots
+            self._slots = kind(self._model, self._settings, self._forbidden, both)
         return num_slots, self._slots
 
     def padded(self, num: int) -> int:
@@ -275,36 +255,36 @@ class _Group:
 
 
 class Slots(ABC):
-    """Sentences that are being translated, and all that is known of them; at first all are free.
+    """Sentences that are being translated, and all that is known of them; at first all are free."""
 
-    Args:
-        model: In eval mode.
-        options: How to search.
-        extent: What to allocate.
-    """
-
-    def __init__(self, model: Transformer, options: SearchOptions, extent: Extent) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        settings: DecodingConfig,
+        forbidden: Sequence[int],
+        extent: Extent,
+    ) -> None:
         weight = model.embedding.weight
-        self._model, self._options, device = model, options, weight.device
+        self._model, self._num_beams, device = model, settings.beams, weight.device
         num_slots, source, target = extent
-        num_beams = options.num_beams
+        num_beams = settings.beams
         self.extent = extent
         self._cache = model.make_cache(num_slots, num_beams, source=source, target=target)
         self._cache_parts: dict[Extent, KVCache] = {}
         self._rows = torch.arange(num_slots, device=device)
-        self._forbidden = torch.tensor(options.forbidden, dtype=torch.int64, device=device)
+        self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
         # What attention adds, 0 where a key is seen; every layer would make it of a mask of bools.
         self._seen, self._unseen = weight.new_zeros(()), weight.new_full((), -torch.inf)
         self._source_mask = weight.new_full((num_slots, 1, 1, source), -torch.inf)
         self._tokens = torch.zeros(num_slots, target, num_beams, dtype=torch.int64, device=device)
-        self._newest = self._tokens.new_full((num_slots, num_beams), options.bos)
+        self._newest = self._tokens.new_full((num_slots, num_beams), BOS)
         kind = torch.promote_types(weight.dtype, torch.float32)
         self._scores = torch.zeros(num_slots, num_beams, dtype=kind, device=device)
         lengths = torch.arange(target + 2, dtype=torch.float64)
-        penalties = torch.as_tensor(length_penalty(lengths, options.alpha))
+        penalties = torch.as_tensor(length_penalty(lengths, settings.length_penalty))
         self._penalties = penalties.to(device, kind)  # of a translation of so many tokens
         # Numbers of the host would be copied to the device at every use.
-        self._eos = self._tokens.new_full((), options.eos)
+        self._eos = self._tokens.new_full((), EOS)
         self._length = self._tokens.new_zeros(num_slots)  # steps taken
         self._last = self._tokens.new_zeros(num_slots)  # the last step that may be taken
         self.done = torch.ones(num_slots, dtype=torch.bool, device=device)
@@ -331,7 +311,7 @@ class Slots(ABC):
         real = source.mask
         shown = self._seen if real is None else torch.where(real, self._seen, self._unseen)
         self._source_mask[chosen, :, :, : source.longest] = shown
-        self._newest[chosen] = self._options.bos
+        self._newest[chosen] = BOS
         self._last[chosen] = torch.tensor(list(limits), device=device) - 1
         self._length[chosen] = 0
         self.done[chosen] = False
@@ -366,7 +346,7 @@ class Slots(ABC):
     def _cache_part(self, extent: Extent) -> KVCache:
         """What an extent has of the cache."""
         if extent not in self._cache_parts:
-            num, source, places = *extent[:2], extent.target * self._options.num_beams
+            num, source, places = *extent[:2], extent.target * self._num_beams
             self._cache_parts[extent] = [layer.part(num, source, places) for layer in self._cache]
         return self._cache_parts[extent]
 
@@ -410,9 +390,9 @@ class GreedySlots(Slots):
     need beside the model.
     """
 
-    def __init__(self, model: Transformer, options: SearchOptions, extent: Extent) -> None:
-        super().__init__(model, options, extent)
-        steps = self._source_mask.new_full((extent.target, extent.target), -torch.inf)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        steps = self._source_mask.new_full((self.extent.target, self.extent.target), -torch.inf)
         self._causal = steps.triu(1)  # what is seen at every step: all up to it
         self._zero = self._scores.new_zeros(())
 
@@ -428,7 +408,7 @@ class GreedySlots(Slots):
         best, token = log_probs.max(-1)  # [R, 1]
         length, scores, done = self._length[:num], self._scores[:num], self.done[:num]
         must_end = (self._last[:num] <= length)[:, None]
-        best = torch.where(must_end, log_probs[..., self._options.eos], best)
+        best = torch.where(must_end, log_probs[..., EOS], best)
         newest = torch.where(must_end, self._eos, token, out=self._newest[:num])
         scores += torch.where(done[:, None], self._zero, best)
         length += ~done
@@ -447,12 +427,12 @@ class BeamSlots(Slots):
     the beam that it was at each step.
     """
 
-    def __init__(self, model: Transformer, options: SearchOptions, extent: Extent) -> None:
-        super().__init__(model, options, extent)
-        num_slots, _, target = extent
-        self._beams = self._rows.new_tensor(range(options.num_beams), dtype=torch.int16)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        num_slots, _, target = self.extent
+        self._beams = self._rows.new_tensor(range(self._num_beams), dtype=torch.int16)
         # -1: that step has not been taken, and what lies there is not to be seen.
-        self._ancestry = self._beams.new_full((num_slots, options.num_beams, target), -1)
+        self._ancestry = self._beams.new_full((num_slots, self._num_beams, target), -1)
         self._in_use = self._ancestry  # of it, what a step sees
         self._last_penalty = self._penalties.new_ones(num_slots)  # of one as long as can be
         self._never = self._scores.new_full((), -torch.inf)
@@ -504,7 +484,7 @@ class BeamSlots(Slots):
         wanted = min(2 * num_beams, vocabulary)
         values, tokens = largest(log_probs, wanted)
         must_end = (self._last[:num] <= self._length[:num])[:, None, None]
-        end = log_probs[..., self._options.eos, None]
+        end = log_probs[..., EOS, None]
         end = torch.cat([end, self._never.expand(num, num_beams, wanted - 1)], -1)
         values = torch.where(must_end, end, values)
         tokens = torch.where(must_end, self._eos, tokens)
@@ -514,7 +494,7 @@ class BeamSlots(Slots):
 
     def _end(self, scores: Tensor, beam: Tensor, ends: Tensor, ancestry: Tensor) -> None:
         """Keep the best translation that ends now, if it is better than those before."""
-        num, num_beams = len(scores), self._options.num_beams
+        num, num_beams = len(scores), self._num_beams
         scores = scores[:, :num_beams]
         ends = ends[:, :num_beams] & (scores > self._never)
         self._num_ended[:num].add_(ends.sum(1))
@@ -532,7 +512,7 @@ class BeamSlots(Slots):
     def _finish(self, num: int) -> None:
         """A sentence is done when enough has ended, or when nothing open can become the best."""
         hope = self._scores[:num, 0] / self._last_penalty[:num]
-        done = (self._num_ended[:num] >= self._options.num_beams) | (self._best[:num] >= hope)
+        done = (self._num_ended[:num] >= self._num_beams) | (self._best[:num] >= hope)
         self.done[:num].logical_or_(done | (self._last[:num] < self._length[:num]))
 
     def _found(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

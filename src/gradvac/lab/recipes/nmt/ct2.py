@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gradvac.lab.recipes.nmt.batches import Ragged
-from gradvac.lab.recipes.nmt.beam_search import Hypothesis, SearchOptions, length_penalty
+from gradvac.lab.recipes.nmt.beam_search import Hypothesis, length_penalty
 from gradvac.lab.recipes.nmt.model import DecoderLayer, Transformer
 from gradvac.lab.recipes.nmt.settings import DecodingConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, UNKNOWN
@@ -109,22 +109,14 @@ def longest_text(decoding: DecodingConfig, max_tokens: int) -> int:
 
 
 class CT2Search:
-    """Translates sentences of token numbers, as `BeamSearch` does.
-
-    Args:
-        model: Our model; its weights are copied.
-        pieces: The vocabulary, by number.
-        options: How to search.
-        settings: Whether and how to draw at random.
-        longest: Tokens that sources and translations can have.
-    """
+    """Translates sentences of token numbers, as `BeamSearch` does."""
 
     def __init__(
         self,
         model: Transformer,
         pieces: Sequence[str],
-        options: SearchOptions,
         settings: DecodingConfig,
+        forbidden: Sequence[int],
         *,
         longest: int,
     ) -> None:
@@ -141,9 +133,9 @@ class CT2Search:
                 device_index=device.index or 0,
                 intra_threads=torch.get_num_threads(),
             )
-        self._pieces, self._options = list(pieces), options
+        self._pieces, self._settings = list(pieces), settings
         self._numbers = {piece: number for number, piece in enumerate(pieces)}
-        self._suppressed = [[pieces[number]] for number in options.forbidden]
+        self._suppressed = [[pieces[number]] for number in forbidden]
         self._sampling: dict[str, Any] = {}
         if settings.sampling_topk is not None:
             temperature = settings.sampling_temperature
@@ -172,12 +164,12 @@ class CT2Search:
         # Its penalty, length^p, which says what is dropped if more than the beams have ended, is
         # like ours for translations about as long as their sources.
         usual = float(np.mean([len(text) - 1 for text in texts]))  # without <2xx>
-        power = self._options.alpha * usual / (5.0 + usual)
+        power = self._settings.length_penalty * usual / (5.0 + usual)
         results = self._translator.translate_batch(
             texts,
-            beam_size=self._options.num_beams,
+            beam_size=self._settings.beams,
             # Without sampling all that ended, so that ours is the order among them.
-            num_hypotheses=num if self._sampling else self._options.num_beams,
+            num_hypotheses=num if self._sampling else self._settings.beams,
             length_penalty=power,
             min_decoding_length=0,
             max_decoding_length=limit,
@@ -193,14 +185,14 @@ class CT2Search:
         self, texts: Sequence[Sequence[str]], scores: Sequence[float], power: float
     ) -> list[Hypothesis]:
         """The translations of a sentence; those that the limit cut off come last."""
-        alpha = self._options.alpha
+        alpha = self._settings.length_penalty
         found: list[Hypothesis] = []
         cut: list[Hypothesis] = []
         for text, score in zip(texts, scores, strict=True):
             tokens = tuple(self._numbers[piece] for piece in text)
             total = score * len(tokens) ** power
             normal = Hypothesis(tokens[:-1], total / float(length_penalty(len(tokens), alpha)))
-            is_whole = tokens[-1:] == (self._options.eos,)
+            is_whole = tokens[-1:] == (EOS,)
             (found if is_whole else cut).append(normal)
         if self._sampling:
             return [*found, *cut]

@@ -54,10 +54,6 @@ def in_other_languages(lines: Sequence[str], code: str) -> NDArray[np.bool_] | N
     The guess is among all 140 languages that py3langid knows, whatever a run was trained on, so
     that numbers of different runs can be compared. It errs with short lines and close relatives.
 
-    Args:
-        lines: Lines of text.
-        code: The language they should be in.
-
     Returns:
         None if the guesser does not know that language, as it knows no constructed one.
     """

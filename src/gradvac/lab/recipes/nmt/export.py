@@ -191,12 +191,7 @@ def _copy(theirs: Sequence[nn.Module], ours: nn.Module) -> None:
 
 
 def make_tokenizer(vocabulary: bytes, longest: int) -> Any:
-    """Make a tokenizer that cuts text as SentencePiece does.
-
-    Args:
-        vocabulary: The serialised SentencePiece model.
-        longest: Tokens a model can take.
-    """
+    """Make a tokenizer that cuts text as SentencePiece does."""
     transformers: Any = importlib.import_module("transformers")
     tokenizers: Any = importlib.import_module("tokenizers")
     messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -71,19 +70,6 @@ def linear(width: int, out: int, *, parts: int = 1) -> Linear:
     return layer
 
 
-@dataclass(frozen=True, eq=False)
-class SoftLabels:
-    """What a teacher predicts.
-
-    Attributes:
-        predicted: Probabilities, `[N, V]`.
-        shares: Their share in every label, `[N]`; 0: the label alone counts.
-    """
-
-    predicted: Tensor
-    shares: Tensor
-
-
 class Transformer(Layer):
     """Encoder and decoder with tied embeddings and softmax, and the loss.
 
@@ -129,21 +115,13 @@ class Transformer(Layer):
         self.head.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=size.width**-0.5)
 
-    def forward(self, batch: Batch, soft: SoftLabels | None = None) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """The cross-entropy of every sentence, summed over its labels, `[B]`."""
         memory = self.encode(batch.source)
         states = self.decode(batch.target, memory, batch.source)
-        taught = () if soft is None else (soft.predicted, soft.shares)
-        losses = self._label_losses(states, batch.labels, batch.row_of_label, *taught)
+        losses = self._label_losses(states, batch.labels, batch.row_of_label)
         sums = losses.new_zeros(len(batch)).index_add(0, batch.sentence_of_label, losses)
         return sums if batch.counts is None else sums.where(batch.counts, 0.0)
-
-    def logits(self, batch: Batch) -> Tensor:
-        """The logits of every label, `[N, V]`."""
-        logits: Tensor = self.head(
-            self.decode(batch.target, self.encode(batch.source), batch.source)
-        )
-        return logits
 
     def encode(self, source: Side) -> Tensor:
         """The states of the source tokens, `[*, D]`."""
@@ -166,35 +144,25 @@ class Transformer(Layer):
             x = x.to(torch.get_autocast_dtype(kind))
         return F.dropout(x, self.dropout, self.training)
 
-    def _label_losses(
-        self, states: Tensor, labels: Tensor, sentences: Tensor, *soft: Tensor
-    ) -> Tensor:
+    def _label_losses(self, states: Tensor, labels: Tensor, sentences: Tensor) -> Tensor:
         """The cross-entropy of every label, `[N]`."""
         most = self._logits_per_chunk
         if most == "auto":
             most = max_logits(states.device)
         size = max(1, most // len(self.head.weight))
         if len(labels) <= size:
-            return self._chunk_losses(states, labels, sentences, *soft)
+            return self._chunk_losses(states, labels, sentences)
         chunks = zip(
-            *(torch.split(values, size) for values in (states, labels, sentences, *soft)),
-            strict=True,
+            *(torch.split(values, size) for values in (states, labels, sentences)), strict=True
         )
         recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([recomputed(self._chunk_losses, *chunk) for chunk in chunks])
 
-    def _chunk_losses(
-        self, states: Tensor, labels: Tensor, sentences: Tensor, *soft: Tensor
-    ) -> Tensor:
+    def _chunk_losses(self, states: Tensor, labels: Tensor, sentences: Tensor) -> Tensor:
         with gradvac.rows(gradvac.RowTasks(entries=sentences, ascending=True)):
             logits = self.head(states)
         smoothing = self.label_smoothing if self.training else 0.0
-        losses = cross_entropy(logits, labels, smoothing)
-        if not soft:
-            return losses
-        predicted, shares = soft
-        taught = -(predicted * logits.log_softmax(-1)).sum(-1)
-        return torch.lerp(losses, taught.to(losses.dtype), shares.to(losses.dtype))
+        return cross_entropy(logits, labels, smoothing)
 
     # Token by token
 

@@ -26,7 +26,6 @@ from gradvac.lab.recipes.nmt.preparation import (
 from gradvac.lab.recipes.nmt.score import score_lines, score_translation
 from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, ModelConfig, NmtConfig
 from gradvac.lab.recipes.nmt.stream import Numbers, Stream, TaskData, gather_batch
-from gradvac.lab.recipes.nmt.teachers import TaughtStream, Teachers
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.recipes.registry import Recipe
@@ -34,7 +33,6 @@ from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
     FULL_BATCH,
     BatchSlice,
-    BatchStream,
     Display,
     Prefetch,
     Result,
@@ -65,8 +63,6 @@ class TranslationWorkload:
         levels = config.data.resource_levels
         self.resource_levels = {task: levels.of(size) for task, size in self._sizes.items()}
         self._dev = [TaskData.open(prepared, DEV, task) for task in self.tasks]
-        weight = config.validation.teacher_weight
-        self._teachers = Teachers(self.model, self.tasks, weight) if weight else None
 
     def _is_packed(self) -> bool:
         config = self.config
@@ -76,25 +72,15 @@ class TranslationWorkload:
             return True
         return is_on_gpu(config.train) and config.train.precision == "bf16"
 
-    def batches(self, batch_slice: BatchSlice = FULL_BATCH) -> BatchStream[Batch]:
+    def batches(self, batch_slice: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
         """The training data, from their beginning; the next batches are prefetched."""
         pin = Batch.pin if is_on_gpu(self.config.train) else None
-        stream = Prefetch(self._stream(batch_slice), prepare=pin)
-        if self._teachers is None:
-            return stream
-        if batch_slice.of > 1:
-            raise ValueError(
-                f"validation.teacher_weight: is for one process, but {batch_slice.of} train; leave "
-                "it out."
-            )
-        return TaughtStream(stream, self._teachers)
+        return Prefetch(self._stream(batch_slice), prepare=pin)
 
     def _stream(self, batch_slice: BatchSlice = FULL_BATCH) -> Stream:
         config, is_packed = self.config, self._is_packed()
-        # What a teacher says is decided on the host at every step: nothing that can be replayed.
-        is_possible = is_packed and self._teachers is None
         is_static = has_static_shape(
-            config.batch.fixed, config.train, batch_slice, is_possible=is_possible
+            config.batch.fixed, config.train, batch_slice, is_possible=is_packed
         )
         return Stream(
             [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
@@ -112,16 +98,11 @@ class TranslationWorkload:
         """The loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
         batch = batch.to(device)
-        soft = None if self._teachers is None else self._teachers.soft_labels(batch)
-        losses = self.model(batch, soft)
-        return StepLosses(losses, batch.tasks, tokens=batch.tokens_by_sentence())
+        return StepLosses(self.model(batch), batch.tasks, tokens=batch.tokens_by_sentence())
 
     def validate(self) -> Mapping[str, float]:
         """The loss per token of every task without smoothing, their mean, and BLEU."""
         scores = {f"dev/loss/{data.name}": self._dev_loss(data) for data in self._dev}
-        if self._teachers is not None:
-            by_task = {task: scores[f"dev/loss/{task}"] for task in self.tasks}
-            self._teachers.see(by_task, self.model)
         scores["dev/loss"] = float(np.mean(list(scores.values())))
         if self.config.validation.bleu_sentences:
             translator = self._translator()

@@ -6,9 +6,8 @@ The other sections are those of every run: [train], [optimizer], [sampling], [al
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -237,12 +236,6 @@ class ModelConfig(Section):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     logits_per_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
-    @classmethod
-    def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
-        """Runs of version 0.1.0 say whether the loss was compiled, which changed no loss."""
-        if "compile_loss" not in overridden:
-            table.pop("compile_loss", None)
-
     @model_validator(mode="after")
     def _fits(self) -> ModelConfig:
         size = self.dimensions()
@@ -301,14 +294,10 @@ class ValidationConfig(Section):
     Attributes:
         sentences: Most development pairs of a task.
         bleu_sentences: Most pairs of a task to translate for BLEU ("dev/bleu"); 0: none.
-        teacher_weight: Share, in the labels of a task that was better before, of what the weights
-            of its best validation predict; 0: none. Takes one more forward pass for every different
-            teacher in a batch, and room for their weights, in checkpoints too; for one process.
     """
 
     sentences: int = Field(default=2000, ge=1)
     bleu_sentences: int = Field(default=0, ge=0)
-    teacher_weight: float = Field(default=0.0, ge=0, lt=1)
 
 
 class DecodingConfig(Section):
@@ -350,12 +339,6 @@ class DecodingConfig(Section):
             raise ValueError('sampling_topk: needs engine = "ctranslate2" and beams = 1')
         return self
 
-    @classmethod
-    def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
-        """Runs of version 0.1.0 say how many tokens a batch has, which changed no translation."""
-        if "tokens" not in overridden:
-            table.pop("tokens", None)
-
 
 class NmtTrainConfig(TrainConfig):
     """[train] of translation, where filling batches up to one size costs next to nothing."""
@@ -391,20 +374,6 @@ class NmtConfig(RunConfig):
                 f"batch.tokens = {self.batch.tokens} is less than the longest sentence, "
                 f"data.max_tokens + 2 = {longest}; raise it, or lower data.max_tokens"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _teachers_can_teach(self) -> NmtConfig:
-        if self.validation.teacher_weight:
-            if not self.train.validate_every:
-                raise ValueError(
-                    "validation.teacher_weight needs validations, but train.validate_every is 0"
-                )
-            if True in (self.train.cuda_graph, self.batch.fixed):
-                raise ValueError(
-                    "validation.teacher_weight: steps with teachers cannot be recorded; set "
-                    'train.cuda_graph and batch.fixed to "auto"'
-                )
         return self
 
     @model_validator(mode="after")

@@ -48,19 +48,12 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TaskData:
-    """The sentence pairs of a task.
-
-    Attributes:
-        name: Such as "en-fr".
-        sources: Source sentences.
-        targets: Their translations.
-        tag: The token `<2xx>` of the target language.
-    """
+    """The sentence pairs of a task."""
 
     name: str
     sources: TokenFile | TokenShards
     targets: TokenFile | TokenShards
-    tag: int
+    tag: int  # the token `<2xx>` of the target language
 
     @classmethod
     def open(cls, prepared: PreparedCorpus, split: str, task: str) -> TaskData:

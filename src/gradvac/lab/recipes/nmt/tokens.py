@@ -40,12 +40,7 @@ def shard_name(name: str, shard: int, num: int) -> str:
 
 
 class TokenFile:
-    """The sentences of one language of a corpus.
-
-    Args:
-        path: Without `.bin`.
-        vocabulary_size: It decides about the number type.
-    """
+    """The sentences of one language of a corpus; `path` is without `.bin`, as in all of these."""
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
         self._path = f"{path}.bin"
@@ -78,10 +73,6 @@ class TokenFile:
                 "again, then go on."
             )
 
-    def __getitem__(self, number: int) -> Tokens:
-        self._check()
-        return self._tokens[self._offsets[number] : self._offsets[number + 1]]
-
     @property
     def mean_length(self) -> float:
         """Tokens of a sentence; known without a look at any."""
@@ -95,22 +86,11 @@ class TokenFile:
     def gather(self, numbers: Numbers) -> Ragged:
         """Read many sentences at once."""
         self._check()
-        lengths = self.lengths(numbers)
-        starts = self._offsets[numbers]
-        # Position of every token in the file: its place in the result, moved to its sentence.
-        moves = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        return Ragged(self._tokens[np.arange(len(moves)) + moves], lengths)
+        return _gather(self._tokens, self._offsets[numbers], self.lengths(numbers))
 
 
 class TokenShards:
-    """The sentences of one language in several token files, each mapped when it is needed.
-
-    Args:
-        paths: The files, without `.bin`.
-        sizes: Sentences of each.
-        num_tokens: Tokens of all.
-        vocabulary_size: It decides about the number type.
-    """
+    """The sentences of one language in several token files, each mapped when it is needed."""
 
     def __init__(
         self, paths: Sequence[Path], sizes: Sequence[int], num_tokens: int, vocabulary_size: int
@@ -127,10 +107,6 @@ class TokenShards:
     def mean_length(self) -> float:
         """Tokens of a sentence; known without a look at any."""
         return self._num_tokens / max(1, len(self))
-
-    def __getitem__(self, number: int) -> Tokens:
-        shard = int(np.searchsorted(self._ends, number, side="right")) - 1
-        return self._file(shard)[number - int(self._ends[shard])]
 
     def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of some sentences."""
@@ -150,9 +126,7 @@ class TokenShards:
         # Back from the order of the shards to that of the numbers.
         joined, back = Ragged.join(parts), np.argsort(np.concatenate(order))
         starts = np.cumsum(joined.lengths) - joined.lengths
-        lengths = joined.lengths[back]
-        moves = np.repeat(starts[back] - np.cumsum(lengths) + lengths, lengths)
-        return Ragged(joined.tokens[np.arange(len(moves)) + moves], lengths)
+        return _gather(joined.tokens, starts[back], joined.lengths[back])
 
     def _by_shard(self, numbers: Numbers) -> Iterator[tuple[TokenFile, Numbers, Numbers]]:
         """Every shard that is asked for something: what of it, and where that was asked."""
@@ -167,13 +141,15 @@ class TokenShards:
         return self._files[shard]
 
 
-class TokenWriter:
-    """Writes a token file; it appears under its name when the `with` block ends without error.
+def _gather(tokens: Tokens, starts: Numbers, lengths: Tokens) -> Ragged:
+    """Sentences that begin at some places among all tokens."""
+    # Position of every token there: its place in the result, moved to its sentence.
+    moves = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    return Ragged(tokens[np.arange(len(moves)) + moves], lengths)
 
-    Args:
-        path: Without `.bin`.
-        vocabulary_size: It decides about the number type.
-    """
+
+class TokenWriter:
+    """Writes a token file; it appears under its name when the `with` block ends without error."""
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
         self._path, self._kind = path, _kind(vocabulary_size)
@@ -208,17 +184,11 @@ def _kind(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:
 
 @dataclass
 class TokenisedShard:
-    """What became of a shard.
-
-    Attributes:
-        report: What was dropped.
-        files: The token files.
-        sizes: Sentence pairs, and the tokens of both sides.
-    """
+    """What became of a shard."""
 
     report: Report = field(default_factory=Report)
     files: list[Path] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=lambda: [0, 0, 0])
+    sizes: list[int] = field(default_factory=lambda: [0, 0, 0])  # pairs, tokens of both sides
 
 
 def num_shards(num_pairs: int) -> int:

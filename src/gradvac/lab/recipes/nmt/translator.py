@@ -14,28 +14,22 @@ import numpy as np
 import torch
 
 from gradvac.lab.recipes.nmt.batches import Ragged
-from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis, SearchOptions
+from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis
 from gradvac.lab.recipes.nmt.ct2 import CT2Search, longest_text
 from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
-from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, Vocabulary
+from gradvac.lab.recipes.nmt.vocabulary import EOS, Vocabulary
 from gradvac.lab.training import FromRun, checkpoint
 from gradvac.tasks import parse
 
 
 @dataclass
 class Counts:
-    """What happened to the lines.
+    """What happened to the lines."""
 
-    Attributes:
-        lines: Lines translated, empty ones included.
-        empty: Empty lines; their translation is empty.
-        cut: Lines with too many tokens, of which only the beginning was translated.
-    """
-
-    lines: int = 0
-    empty: int = 0
-    cut: int = 0
+    lines: int = 0  # lines translated, empty ones included
+    empty: int = 0  # empty lines; their translation is empty
+    cut: int = 0  # lines with too many tokens, of which only the beginning was translated
 
 
 class Translation(NamedTuple):
@@ -163,15 +157,14 @@ class Translator(FromRun):
     def _search(self) -> BeamSearch | CT2Search:
         """Made when it is needed; on a GPU it has a copy of the weights in bf16."""
         settings, model = self.settings, self.model
-        forbidden = tuple(self.vocabulary.unspeakable)
-        options = SearchOptions(BOS, EOS, settings.beams, settings.length_penalty, forbidden)
+        forbidden = self.vocabulary.unspeakable
         if settings.engine is not None:
             longest = longest_text(settings, self.max_tokens)
-            return CT2Search(model, self.vocabulary.pieces(), options, settings, longest=longest)
+            pieces = self.vocabulary.pieces()
+            return CT2Search(model, pieces, settings, forbidden, longest=longest)
         if self._precision == "bf16" and model.embedding.weight.device.type != "cpu":
             model = copy.deepcopy(model).bfloat16()
-        memory = None if settings.memory is None else int(settings.memory * (1 << 30))
-        return BeamSearch(model, options, memory=memory, graphs=settings.cuda_graph)
+        return BeamSearch(model, settings, forbidden)
 
     def _search_tokens(self, sources: Ragged, num: int) -> list[list[Hypothesis]]:
         settings = self.settings

@@ -159,11 +159,6 @@ class Vocabulary:
 def learn(lines: Iterable[str], languages: Iterable[str], config: VocabularyConfig) -> bytes:
     """Learn a vocabulary.
 
-    Args:
-        lines: Text of all languages.
-        languages: Codes that get a token `<2xx>`.
-        config: Size and so on.
-
     Returns:
         The serialised SentencePiece model.
     """
@@ -196,10 +191,6 @@ def learn(lines: Iterable[str], languages: Iterable[str], config: VocabularyConf
 def extend(model: bytes, languages: Iterable[str]) -> bytes:
     """Give languages that have none a token `<2xx>`, after all pieces that are there.
 
-    Args:
-        model: A serialised SentencePiece model.
-        languages: Codes that shall have a token.
-
     Returns:
         The serialised model; the same one if nothing is missing.
     """
@@ -220,10 +211,6 @@ def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) ->
 
     A line counts once however often a language has it: a pivot has the same text in many pairs,
     which says nothing new, and SentencePiece takes quadratic time for a text that comes again.
-
-    Args:
-        texts: Language -> files of its lines.
-        config: Temperature and number of lines.
     """
     is_new = {code: _first_times(paths) for code, paths in texts.items()}
     sizes = {code: sum(int(new.sum()) for new in by_file) for code, by_file in is_new.items()}

@@ -14,41 +14,28 @@ and XTREME do. Without a hub, examples/pretrain_encoder.py makes a small multili
     recipe.py       what the training loop needs to know, and the entry of the registry
 """
 
-from gradvac.lab.recipes.tagging.encoder import Windows, WordEncoder
+from gradvac.lab.recipes.tagging.encoder import Windows
 from gradvac.lab.recipes.tagging.metrics import (
     Span,
-    TagScore,
     find_spans,
     find_strict_spans,
     repair,
     score_tags,
 )
-from gradvac.lab.recipes.tagging.preparation import (
-    PreparedSentences,
-    open_sentences,
-    prepare_sentences,
-)
-from gradvac.lab.recipes.tagging.readers import TaggedSentence, read_sentences
-from gradvac.lab.recipes.tagging.recipe import TaggingWorkload, measure_tagging, train_tagging
-from gradvac.lab.recipes.tagging.score import TaggingScores, score_tagging
+from gradvac.lab.recipes.tagging.preparation import prepare_sentences
+from gradvac.lab.recipes.tagging.readers import read_sentences
+from gradvac.lab.recipes.tagging.recipe import train_tagging
+from gradvac.lab.recipes.tagging.score import score_tagging
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
 from gradvac.lab.recipes.tagging.tagger import Tagger
 
 __all__ = [
-    "PreparedSentences",
     "Span",
-    "TagScore",
-    "TaggedSentence",
     "Tagger",
     "TaggingConfig",
-    "TaggingScores",
-    "TaggingWorkload",
     "Windows",
-    "WordEncoder",
     "find_spans",
     "find_strict_spans",
-    "measure_tagging",
-    "open_sentences",
     "prepare_sentences",
     "read_sentences",
     "repair",

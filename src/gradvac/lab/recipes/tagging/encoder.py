@@ -144,23 +144,14 @@ def quiet_transformers() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """The windows of a set of sentences, one after the other.
+    """The windows of a set of sentences, one after the other."""
 
-    Attributes:
-        tokens: Sub-words, with special tokens around each window, `[N]`.
-        starts: First sub-word of every window, and the end, `[W + 1]`.
-        places: Position of every word's first sub-word in its window, `[M]`.
-        words: First word of every window, and the end, `[W + 1]`.
-        sentences: The sentence of every window, `[W]`.
-        labels: Label of every word; `NO_LABEL` where there is none, `[M]`.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    starts: Numbers
-    places: npt.NDArray[np.int32]
-    words: Numbers
-    sentences: Numbers
-    labels: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]  # sub-words, with special tokens around each window, `[N]`
+    starts: Numbers  # first sub-word of every window, and the end, `[W + 1]`
+    places: npt.NDArray[np.int32]  # position of every word's first sub-word in its window, `[M]`
+    words: Numbers  # first word of every window, and the end, `[W + 1]`
+    sentences: Numbers  # the sentence of every window, `[W]`
+    labels: npt.NDArray[np.int32]  # label of every word; `NO_LABEL` where there is none, `[M]`
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -218,16 +209,31 @@ class WordEncoder:
             sentences: Words; a sentence without any has no window.
             labels: The number of every word's label; None for text without labels.
         """
-        made = _Builder(self._before, self._after)
+        tokens, places, starts, words, owners = list[int](), list[int](), [0], [0], list[int]()
         for first in range(0, len(sentences), _AT_ONCE):
             block = sentences[first : first + _AT_ONCE]
             for number, pieces in enumerate(self._pieces(block), start=first):
                 windows = self._cut(pieces)
                 self.counts["sentences cut into windows"] += len(windows) > 1
                 for window in windows:
-                    made.add(number, window)
-        flat = [label for row in labels for label in row] if labels is not None else None
-        return made.windows(flat)
+                    tokens += self._before
+                    for subwords in window:
+                        places.append(len(tokens) - starts[-1])
+                        tokens += subwords
+                    tokens += self._after
+                    starts.append(len(tokens))
+                    words.append(len(places))
+                    owners.append(number)
+        given = [NO_LABEL] * len(places) if labels is None else [n for row in labels for n in row]
+        assert len(given) == len(places), "every word is in exactly one window"
+        return Windows(
+            np.array(tokens, dtype=np.int32),
+            np.array(starts, dtype=np.int64),
+            np.array(places, dtype=np.int32),
+            np.array(words, dtype=np.int64),
+            np.array(owners, dtype=np.int64),
+            np.array(given, dtype=np.int32),
+        )
 
     def _pieces(self, block: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """The sub-words of every word."""
@@ -271,38 +277,6 @@ class WordEncoder:
             windows[-1].append(subwords)
             used += len(subwords)
         return windows
-
-
-class _Builder:
-    def __init__(self, before: list[int], after: list[int]) -> None:
-        self._before, self._after = before, after
-        self._tokens: list[int] = []
-        self._places: list[int] = []
-        self._starts, self._words, self._sentences = [0], [0], list[int]()
-
-    def add(self, sentence: int, window: list[list[int]]) -> None:
-        place = len(self._before)
-        self._tokens += self._before
-        for subwords in window:
-            self._places.append(place)
-            self._tokens += subwords
-            place += len(subwords)
-        self._tokens += self._after
-        self._starts.append(len(self._tokens))
-        self._words.append(len(self._places))
-        self._sentences.append(sentence)
-
-    def windows(self, labels: list[int] | None) -> Windows:
-        given = [NO_LABEL] * len(self._places) if labels is None else labels
-        assert len(given) == len(self._places), "every word is in exactly one window"
-        return Windows(
-            np.array(self._tokens, dtype=np.int32),
-            np.array(self._starts, dtype=np.int64),
-            np.array(self._places, dtype=np.int32),
-            np.array(self._words, dtype=np.int64),
-            np.array(self._sentences, dtype=np.int64),
-            np.array(given, dtype=np.int32),
-        )
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:

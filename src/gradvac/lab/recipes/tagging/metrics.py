@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gradvac.lab.runs.counts import Counts
+from gradvac.lab.runs.counts import Counts, f1, percentage
 
 Kind = Literal["ner", "pos"]
 Tags = Sequence[str]
@@ -125,31 +125,6 @@ def _starts(before: str, now: str, kind_before: str, kind: str) -> bool:
 
 
 @dataclass(frozen=True)
-class SpanCounts:
-    """Spans counted over all sentences of a set: precision, recall and F1 in percent."""
-
-    correct: int
-    predicted: int
-    gold: int
-
-    @property
-    def precision(self) -> float:
-        """Share of predicted spans that are correct; 0 without any, as in conlleval."""
-        return 100 * self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """Share of gold spans that were found; 0 without any."""
-        return 100 * self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        """Harmonic mean of the two."""
-        total = self.predicted + self.gold
-        return 200 * self.correct / total if total else 0.0
-
-
-@dataclass(frozen=True)
 class TagScore:
     """The score of one language.
 
@@ -221,18 +196,17 @@ def score_tags(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> T
     """
     _check(gold, predicted)
     counts = count_all(gold, predicted, kind)
-    plain = SpanCounts(*counts["F1"].sum(0).tolist())
-    strict = SpanCounts(*counts["strict F1"].sum(0).tolist()) if kind == "ner" else plain
-    num_right, num_words = counts["accuracy"].sum(0).tolist()
+    sums = {metric: of_metric.sum(0).astype(np.float64) for metric, of_metric in counts.items()}
+    spans = sums["F1"]  # correct, predicted, gold
     return TagScore(
-        f1=plain.f1,
-        precision=plain.precision,
-        recall=plain.recall,
-        accuracy=100 * num_right / num_words,
-        strict_f1=strict.f1,
+        f1=float(f1(spans)),
+        precision=float(percentage(spans[[0, 1]])),
+        recall=float(percentage(spans[[0, 2]])),
+        accuracy=float(percentage(sums["accuracy"])),
+        strict_f1=float(f1(sums.get("strict F1", spans))),
         num_broken=sum(map(count_broken, predicted)) if kind == "ner" else 0,
         num_sentences=len(gold),
-        num_words=num_words,
+        num_words=int(sums["accuracy"][1]),
     )
 
 

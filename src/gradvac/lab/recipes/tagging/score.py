@@ -95,11 +95,7 @@ def score_tagging(run: str | Path, **options: Any) -> TaggingScores:
     """Tag a set with a run's model, score it, and keep both in the run folder.
 
     RUN/scores/SET.WEIGHTS.LANG.txt has word, tag and predicted tag in three columns, which
-    conlleval can read.
-
-    Args:
-        run: The run folder.
-        options: As `gradvac.lab.recipes.common.scoring.score_run` takes them.
+    conlleval can read. Options are those of `gradvac.lab.recipes.common.scoring.score_run`.
     """
     return score_run(run, TaggingConfig, _open_scorer, **options)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +82,7 @@ class TaggingDataConfig(Section):
 
     def all_labels(self) -> tuple[str, ...]:
         """The labels, in the order of the model's outputs."""
-        return tuple(self.labels) or default_labels(self.kind)
+        return tuple(self.labels) or (UNIVERSAL_TAGS if self.kind == "pos" else ENTITY_TAGS)
 
     def sources(self) -> dict[str, str]:
         """Split -> source."""
@@ -136,11 +136,7 @@ class TaggingConfig(RunConfig):
         return self
 
     def with_steps(self, num_windows: int) -> TaggingConfig:
-        """These settings with the number of steps that `batch.epochs` amounts to.
-
-        Args:
-            num_windows: Training windows of all languages together.
-        """
+        """These settings with the number of steps that `batch.epochs` amounts to."""
         epochs, given = self.batch.epochs, self.train.max_steps
         if not epochs:
             return self
@@ -157,11 +153,6 @@ class TaggingConfig(RunConfig):
 # All languages share one label set, fixed before any file is read, or their gradients would belong
 # to different tasks. A training tag outside it stops the preparation, with a count and the two ways
 # out: rename it, or add it. In dev and test such a tag stays: a word that no prediction gets right.
-
-
-def default_labels(kind: Kind) -> tuple[str, ...]:
-    """The labels of a kind of tagging, in the order of the model's outputs."""
-    return UNIVERSAL_TAGS if kind == "pos" else ENTITY_TAGS
 
 
 def check_labels(labels: Sequence[str], kind: Kind) -> None:
@@ -194,30 +185,16 @@ def rename_tag(tag: str, names: Mapping[str, str]) -> str:
 
 
 def check_known(where: str, counts: Mapping[str, int], labels: Sequence[str]) -> None:
-    """Refuse training tags that the model cannot predict.
-
-    Args:
-        where: Language and split, such as "fr train".
-        counts: Tag -> how many words have it.
-        labels: The label set.
-    """
-    unknown = {tag: count for tag, count in counts.items() if tag not in labels}
+    """Refuse training tags that the model cannot predict."""
+    unknown = Counter({tag: count for tag, count in counts.items() if tag not in labels})
     if not unknown:
         return
-    shown = ", ".join(f"{tag or 'an empty tag'} ({n:,} words)" for tag, n in _first(unknown))
-    first = next(tag for tag, _ in _first(unknown))
+    most = unknown.most_common(6)
+    shown = ", ".join(f"{tag or 'an empty tag'} ({num:,} words)" for tag, num in most)
+    first = most[0][0]
     first = (first.partition("-")[2] if first[1:2] == "-" else first) or "_"
     raise ValueError(
         f"data: {where} has tags that are not in the label set: {shown}. The labels are "
         f'{", ".join(labels)}. Rename them, as in data.rename = {{ "{first}" = "{labels[-1][-3:]}" '
         "}, or list all labels in data.labels."
     )
-
-
-def unseen_labels(counts: Mapping[str, int], labels: Iterable[str]) -> list[str]:
-    """Labels that never occur in the training data of a language."""
-    return [label for label in labels if not counts.get(label)]
-
-
-def _first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    return Counter(counts).most_common(6)
