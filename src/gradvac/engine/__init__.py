@@ -23,6 +23,7 @@ happens:
     ownership.py       codes, by which the owners of entries are measured
     builder.py         from the output gradient of a junction to contributions to its parameters
     plain_junctions.py  the same of most junctions of small steps: after the pass, by shape
+    budget.py          how much may wait to be built or weighed together
     pushes.py          through operations on parameters alone, T gradients at a time
     fast_paths.py      the operations for which that needs no call of the node: one function each
     contributions.py   what a junction contributes to a parameter, still separable by task

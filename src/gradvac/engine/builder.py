@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.contributions import Built, Contribution
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding, index
 from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
@@ -81,30 +82,16 @@ class GradientBuilder:
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
-    def allow(
-        self,
-        most_waiting: int,
-        table_bytes: int,
-        *,
-        frees: bool,
-        held: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Bytes of what may wait to be built with others, and of a matrix that is built at all.
+    def allow(self, budget: WaitingBudget, table_bytes: int, *, frees: bool) -> None:
+        """What may wait to be built with others, and bytes of a matrix that is built at all.
 
         Args:
-            most_waiting: More may wait as the pass goes on.
+            budget: Of this backward.
             table_bytes: Of task gradients of a matrix.
             frees: The pass frees what the forward saved.
-            held: Bytes of task gradients that wait to be weighed.
         """
-        self._most_waiting, self._table_bytes, self._frees = most_waiting, table_bytes, frees
-        self._waiting_bytes = self._freed_bytes = 0
-        self._held = held
+        self._budget, self._table_bytes, self._frees = budget, table_bytes, frees
         self._freed: set[int] = set()  # inputs (addresses), which several junctions may share
-
-    def room(self) -> int:
-        """Bytes of task gradients that may wait: more as the pass frees what the forward saved."""
-        return self._most_waiting + self._freed_bytes
 
     def begin(self, deliver: Deliver, deliver_block: DeliverBlock) -> None:
         """Expect a backward, and deliver what it builds: alone, or with others."""
@@ -131,9 +118,8 @@ class GradientBuilder:
             self._build_plain([arrived])
         else:
             self._waiting.append(arrived)
-            self._waiting_bytes += arrived.nbytes - arrived.frees
-            left = self._freed_bytes - self._held() if self._freed_bytes else 0
-            if self._waiting_bytes > self._most_waiting + max(0, left):
+            self._budget.operands += arrived.nbytes - arrived.frees
+            if not self._budget.operands_fit():
                 self.build_waiting()
 
     def capture(self) -> dict[int, Captured]:
@@ -192,7 +178,7 @@ class GradientBuilder:
     def build_waiting(self) -> None:
         """Deliver what waits."""
         if self._waiting:
-            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            waiting, self._waiting, self._budget.operands = self._waiting, [], 0
             self._build_plain(waiting)
 
     def _build_plain(self, every: list[Arrived]) -> None:
@@ -203,7 +189,7 @@ class GradientBuilder:
                 and (address := one.saved[0].untyped_storage().data_ptr()) not in self._freed
             ):
                 self._freed.add(address)
-                self._freed_bytes += one.frees
+                self._budget.freed += one.frees
         for targets, stack, segments in build_together(every):
             parameters = [one for one in targets if isinstance(one, Tensor)]
             if parameters:  # all are, or none

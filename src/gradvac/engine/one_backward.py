@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.builder import Captured, Deliver, DeliverBlock, GradientBuilder
 from gradvac.engine.contributions import Contribution
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
@@ -264,16 +265,15 @@ class PlannedBackward:
         """
         builder, num_tasks = self.builder, len(self.losses.present)
         operands = builder.plain.operand_bytes(self.graph)
-        most = builder.plain.waiting_bytes(operands)
-        frees, held = not self.keeps_graph, gradients.ready_bytes
-        builder.allow(most, gradients.table_bytes, frees=frees, held=held)
+        budget = WaitingBudget(builder.plain.waiting_bytes(operands))
+        builder.allow(budget, gradients.table_bytes, frees=not self.keeps_graph)
         entry_bytes = num_tasks * self.plan.lowest.itemsize
-        gradients.begin(weigh, write, builder.build_waiting, entry_bytes, builder.room)
+        gradients.begin(weigh, write, builder.build_waiting, entry_bytes, budget)
         components: Sequence[Collection[int]] = self.plan.components
         captured: dict[int, Captured] = {}
         # A GPU would wait for what is launched so late; hooks may write over what is captured.
         can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
-        fits = operands <= most and gradients.fit(num_tasks * builder.plain.built_bytes)
+        fits = operands <= budget.limit and gradients.fit(num_tasks * builder.plain.built_bytes)
         if can_wait and fits:
             components = [()] * len(components)  # all at the end
             captured = builder.capture()
@@ -288,7 +288,7 @@ class PlannedBackward:
         again: bool = False,
     ) -> dict[Tensor, Tensor]:
         """The same; calls `done` when a parameter is complete. `again`: another will follow."""
-        self.builder.allow(0, gradients.table_bytes, frees=False)
+        self.builder.allow(WaitingBudget(0), gradients.table_bytes, frees=False)
         groups = [junction.parameters for junction in self.plan.partition.junctions]
         return self._run(gradients, groups, done, again=again)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.contributions import Contribution, Lookup, MatrixContribution
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
@@ -301,7 +302,6 @@ class TaskGradients:
         for gradients in self._by_parameter.values():
             if gradients.has_begun:
                 gradients.clear()
-        self._ready_bytes = 0
         self._blocks: list[tuple[Tensor, list[ParameterGradients]]] = []
         self._ready: list[int] = []  # complete components
         self.begin(None, None)
@@ -317,7 +317,7 @@ class TaskGradients:
         write: Write | None,
         build_waiting: Callable[[], None] = lambda: None,
         entry_bytes: int = 0,
-        room: Callable[[], int] = lambda: 1 << 28,
+        budget: WaitingBudget | None = None,
     ) -> None:
         """Expect a backward; without `weigh`, its contributions are only collected.
 
@@ -326,18 +326,16 @@ class TaskGradients:
             write: Takes updates.
             build_waiting: Adds what still waits to be built.
             entry_bytes: Of the task gradients of one entry of what waits.
-            room: Bytes of complete components that may wait for each other, if none were asked for.
+            budget: Of complete components that wait for each other, unless bytes were asked for.
         """
         self._weigh, self._write = weigh, write
-        self._build_waiting, self._entry_bytes, self._room = build_waiting, entry_bytes, room
-
-    def ready_bytes(self) -> int:
-        """Of complete components, which wait to be weighed with others."""
-        return self._ready_bytes
+        self._build_waiting, self._entry_bytes = build_waiting, entry_bytes
+        self._budget = WaitingBudget(1 << 28) if budget is None else budget
 
     def fit(self, num_bytes: int) -> bool:
         """Whether components that have so many bytes may wait for each other."""
-        return num_bytes < (self._room() if self._stream_bytes is None else self._stream_bytes)
+        asked = self._stream_bytes
+        return self._budget.fits(num_bytes) if asked is None else num_bytes < asked
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Take what a junction contributes to a parameter."""
@@ -361,8 +359,8 @@ class TaskGradients:
         self._ready.append(component)
         for gradients in self._by_component[component]:
             waits = self._entry_bytes * gradients.parameter.numel()
-            self._ready_bytes += gradients.nbytes if gradients.has_begun else waits
-        if not self.fit(self._ready_bytes):
+            self._budget.gradients += gradients.nbytes if gradients.has_begun else waits
+        if not self.fit(self._budget.gradients):
             self._weigh_ready()
 
     def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
@@ -388,7 +386,7 @@ class TaskGradients:
     def _weigh_ready(self) -> None:
         """Gram matrices -> weights -> updates of the components that are complete; frees them."""
         self._build_waiting()
-        ready, self._ready, self._ready_bytes = self._ready, [], 0
+        ready, self._ready, self._budget.gradients = self._ready, [], 0
         every = [g for component in ready for g in self._by_component[component] if g.has_begun]
         if not every:
             return
