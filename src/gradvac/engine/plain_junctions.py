@@ -354,7 +354,7 @@ def _build_sums(
 def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:
     """As matrices; of weights that are used again, those of all uses as one."""
     flat = [part.reshape(-1, width) for part in parts]
-    return [torch.cat(flat)] if junction.is_used_again else flat
+    return [torch.cat(flat)] if junction.is_used_again and len(flat) > 1 else flat
 
 
 Build = Callable[[PlainJunction, Parts, Sequence[Parts], Segments], Sums]

@@ -18,7 +18,8 @@ from gradvac.utils.devices import index_on, triton_module
 from gradvac.utils.native import native
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
-_CACHED = 1 << 14  # on a CPU, where what was converted should still be in the cache when multiplied
+_CACHED = 1 << 15  # on a CPU, where what was converted should still be in the cache when multiplied
+_BY_THREAD = 1 << 13  # of them: one product of all is not divided among threads
 
 
 def triton_kernels() -> Any:
@@ -44,12 +45,13 @@ def combine(weights: Tensor, gradients: Tensor) -> Tensor:
 
 def gram_reference(gradients: Tensor) -> Tensor:
     """`gram` in torch operations."""
-    num_tasks = gradients.shape[0]
-    dtype = working_dtype(gradients.device)
+    num_tasks, dtype = gradients.shape[0], working_dtype(gradients.device)
     total = gradients.new_zeros(num_tasks, num_tasks, dtype=dtype)
     for chunk in gradients.split(_CHUNK if gradients.is_cuda else _CACHED, dim=1):
-        block = chunk.to(dtype)
-        total.addmm_(block, block.t())
+        width = chunk.shape[1]
+        num = 1 if width % _BY_THREAD else max(1, width // _BY_THREAD)
+        block = chunk.to(dtype).view(num_tasks, num, -1).transpose(0, 1)
+        total += torch.bmm(block, block.mT).sum(0)
     return total
 
 
