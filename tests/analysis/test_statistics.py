@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 from scipy.signal import lfilter
 
-from gradvac.analysis import Record, Similarities, over_steps, statistics
+from gradvac.analysis import Record, Similarities, statistics
 from gradvac.analysis.similarities import layer_of, weighty
+from gradvac.analysis.statistics import over_steps
 from gradvac.engine.components import side_of
 
 # Two families, {0, 1} and {2, 3}: within 0.8 and 0.6, between 0.1, 0.2, 0.3, 0.0.

@@ -12,8 +12,7 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     run_files.py     the files of a run that reports read: names, scores, weights
     run.py           a run folder as report and figures see it
     table.py         similarities as columns, a data frame, a CSV or parquet file
-    over_steps.py    tests over the records of training, which resemble their neighbours (SciPy)
-    statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
+    statistics/      families, distances, layers, steps, noise, influence (SciPy)
     grouping.py      tasks divided into groups by what they gain from one another
     advice.py        which tasks should learn together, and what chance allows to say (SciPy)
     views.py         which similarities of a run are shown, in which order and by which names
