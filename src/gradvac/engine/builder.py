@@ -5,16 +5,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.contributions import Built, Contribution
+from gradvac.engine.declared_rows import DeclaredRows, RowTasks
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding, index
 from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
-from gradvac.engine.junctions import NO_PATH, ParameterPath, parameter_path
+from gradvac.engine.junctions import NO_PATH, Junction, ParameterPath
 from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
@@ -23,16 +24,25 @@ from gradvac.engine.passes import copies
 from gradvac.engine.plain_junctions import Arrived, PlainJunction, build_together
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.pushes import push_at_once
-from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
-Deliver = Callable[[nn.Parameter, Contribution], None]
-DeliverBlock = Callable[[Sequence[nn.Parameter], Tensor], None]
-"""Parameters, and all task gradients of a use of theirs, `[n, T, P]`."""
+
+class Sink(Protocol):
+    """Takes what is built."""
+
+    table_bytes: int
+    """Task gradients of a matrix above this size are not built."""
+
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        """What a junction contributes to a parameter."""
+
+    def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+        """All task gradients of a use of some parameters, `[n, T, P]`."""
+
+
 Captured = tuple[PlainJunction, tuple[Tensor, ...], Segments]
 """A junction, what its node saved, and the tasks of its entries."""
 
 _LOOKUPS = {"EmbeddingBackward0": embedding, "IndexBackward0": index}
-_ROWS_FIRST = Layout(0)
 
 
 @dataclass
@@ -55,7 +65,6 @@ class GradientBuilder:
         tasks: Task names.
 
     Attributes:
-        rows: The tasks of the rows of `losses`.
         plain: Junctions that may wait, to be built with others of their kind.
         measured: The owners that depend on the data of this step, if the plan needs any.
         slow: Operations without a fast path that were met.
@@ -71,37 +80,33 @@ class GradientBuilder:
         tasks: Sequence[str],
     ) -> None:
         self.graph, self.plan, self.losses, self.plain = graph, plan, losses, plan.plain(graph)
-        self.rows, self._declared, self._tasks = rows, declared, tasks
+        self._rows, self._declared, self._tasks = rows, declared, tasks
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
         self._moved: dict[int, Segments] = {}  # by position of the index
-        self._arrived: dict[int, _Below] = {}  # by position
+        self._below: dict[int, _Below] = {}  # by position
         self._by_task: Segments | None = None
         self._waiting: list[Arrived] = []
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
-    def allow(self, budget: WaitingBudget, table_bytes: int, *, frees: bool) -> None:
-        """What may wait to be built with others, and bytes of a matrix that is built at all.
+    def begin(self, sink: Sink, budget: WaitingBudget, *, frees: bool) -> None:
+        """Expect a backward.
 
         Args:
-            budget: Of this backward.
-            table_bytes: Of task gradients of a matrix.
+            sink: What is built goes there.
+            budget: Of what may wait to be built with others.
             frees: The pass frees what the forward saved.
         """
-        self._budget, self._table_bytes, self._frees = budget, table_bytes, frees
+        self._sink, self._budget, self._frees = sink, budget, frees
         self._freed: set[int] = set()  # inputs (addresses), which several junctions may share
-
-    def begin(self, deliver: Deliver, deliver_block: DeliverBlock) -> None:
-        """Expect a backward, and deliver what it builds: alone, or with others."""
-        self._deliver, self._deliver_block = deliver, deliver_block
         self._num_left = dict(self.plan.partition.num_above)
 
     def build(
         self, number: int, gradients: Sequence[Tensor | None], captured: Captured | None = None
     ) -> None:
-        """Deliver what a junction contributes to its parameters, if it is plain not at once.
+        """Deliver what a junction contributes to its parameters; a plain one may wait for others.
 
         Args:
             number: Of the junction.
@@ -112,9 +117,7 @@ class GradientBuilder:
         if arrived is None:
             self._build(number, gradients)
             self._pass_on(number)
-        elif captured is not None:
-            self._waiting.append(arrived)
-        elif arrived.is_large:
+        elif arrived.is_large and captured is None:
             self._build_plain([arrived])
         else:
             self._waiting.append(arrived)
@@ -162,14 +165,11 @@ class GradientBuilder:
         """
         weight, key = junction.weight, (junction.number, 0)
         num_bytes = weight.nbytes if isinstance(weight, Tensor) else 0
-        if self._num_tasks * num_bytes > self._table_bytes:
+        if self._num_tasks * num_bytes > self._sink.table_bytes:
             return None
         if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None
-        how = self.plan.owners[key]
-        if how == _ROWS_FIRST:
-            return self.rows
-        if how is How.MEASURED and gradient is None:
+        if self.plan.owners[key] is How.MEASURED and gradient is None:
             return None
         rows = self._owned(*key, shape, gradient).flat()
         return None if rows is None or rows.only is not None else rows
@@ -182,7 +182,7 @@ class GradientBuilder:
             self._build_plain(waiting)
 
     def _build_plain(self, every: list[Arrived]) -> None:
-        numbers = [one.junction.number for one in every if self._through(one.junction.number)]
+        numbers = [one.junction.number for one in every]
         for one in every:
             if (
                 one.frees
@@ -193,7 +193,7 @@ class GradientBuilder:
         for targets, stack, segments in build_together(every):
             parameters = [one for one in targets if isinstance(one, Tensor)]
             if parameters:  # all are, or none
-                self._deliver_block(parameters, stack)
+                self._sink.add_block(parameters, stack)
                 continue
             paths = [one for one in targets if not isinstance(one, Tensor)]
             for path, gradients in zip(paths, stack, strict=True):
@@ -202,19 +202,16 @@ class GradientBuilder:
         for number in numbers:
             self._pass_on(number)
 
-    def _through(self, number: int) -> tuple[int, ...]:
-        return self.plan.partition.junctions[number].through
-
     def _pass_on(self, number: int) -> None:
         """Push through what is below a junction, where all has arrived."""
-        for position in self._through(number):
+        for position in self.plan.partition.junctions[number].through:
             self._num_left[position] -= 1
-            if not self._num_left[position] and position in self._arrived:
-                self._push_through(position, self._arrived.pop(position))
+            if not self._num_left[position] and position in self._below:
+                self._push_through(position, self._below.pop(position))
 
     def _build(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         graph, junction = self.graph, self.plan.partition.junctions[number]
-        if not [True for gradient in gradients if gradient is not None and gradient.numel()]:
+        if not any(gradient is not None and gradient.numel() for gradient in gradients):
             if any(gradient is not None for gradient in gradients):
                 self._deliver_zeros(junction.parameters)
             return
@@ -235,13 +232,13 @@ class GradientBuilder:
                 else:
                     self._push(path, contribution)
         if slow:
-            self._call_slowly(position, slow, gradients, owned)
+            self._call_slowly(junction, slow, gradients, owned)
 
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter]) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
         for parameter in parameters:
             zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
-            self._deliver(parameter, Built(zeros, self._segments_of(0)))
+            self._sink.add(parameter, Built(zeros, self._segments_of(0)))
 
     def _owned(
         self, number: int, output: int, shape: tuple[int, ...], gradient: Tensor | None
@@ -265,11 +262,11 @@ class GradientBuilder:
 
     def _rows_where(self, moved_by: int | None) -> Segments:
         """The tasks of the rows of the losses, or of every entry behind an index."""
-        assert self.rows is not None
+        assert self._rows is not None
         if moved_by is None:
-            return self.rows
+            return self._rows
         if moved_by not in self._moved:
-            tasks = self.rows.tasks[self.graph.moved[moved_by]]
+            tasks = self._rows.tasks[self.graph.moved[moved_by]]
             self._moved[moved_by] = Segments(tasks, self._num_tasks, self.losses.device)
         return self._moved[moved_by]
 
@@ -288,24 +285,25 @@ class GradientBuilder:
 
     def _call_slowly(
         self,
-        position: int,
+        junction: Junction,
         edges: Sequence[int],
         gradients: Sequence[Tensor | None],
         owned: Sequence[Owned | None],
     ) -> None:
         """Call a junction once per task, with the other tasks' entries set to zero."""
         rows = next(owners.rows for owners in owned if owners is not None)
+        position, paths = junction.position, dict(zip(junction.edges, junction.paths, strict=True))
         if rows.only is None:
-            self.slow.append(self._describe(position))
+            self.slow.append(self._describe(junction))
         elif may_write(self.graph.nodes[position]):
             gradients = copies(gradients)
 
         def given(task: int) -> list[Tensor | None]:
             return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
-        children, like = self.graph.children(position), next(g for g in gradients if g is not None)
+        like = next(gradient for gradient in gradients if gradient is not None)
         for edge, by_task in self._call(position, edges, rows, given, like).items():
-            self._push(parameter_path(self.graph, *children[edge]), Built(by_task, rows))
+            self._push(paths[edge], Built(by_task, rows))
 
     def _call(
         self,
@@ -348,9 +346,8 @@ class GradientBuilder:
         aside(call_all, like)
         return by_edge
 
-    def _describe(self, position: int) -> str:
-        kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
-        junction = next(j for j in self.plan.partition.junctions if j.position == position)
+    def _describe(self, junction: Junction) -> str:
+        kind = self.graph.names[junction.position].removesuffix("0").removesuffix("Backward")
         names = sorted(self.plan.names.get(p, "") for p in junction.parameters)
         return f"{kind} of {names[0]}" if names else kind
 
@@ -361,18 +358,18 @@ class GradientBuilder:
         position, _, is_transposed = path
         contribution = contribution.transposed() if is_transposed else contribution
         if self.graph.names[position] == LEAF:
-            self._deliver(self.graph.nodes[position].variable, contribution)
+            self._sink.add(self.graph.nodes[position].variable, contribution)
         else:
             self._wait_below(path, contribution.task_gradients(), contribution.segments)
 
     def _wait_below(self, path: ParameterPath, gradients: Tensor, segments: Segments) -> None:
         """Let task gradients of a node on the way wait for what else arrives."""
         position, number, _ = path
-        arrived = self._arrived.setdefault(position, _Below({}, segments))
-        if arrived.segments.only != segments.only:
-            arrived.segments = self._row_per_task()
-        before = arrived.gradients.get(number)
-        arrived.gradients[number] = gradients if before is None else before + gradients
+        below = self._below.setdefault(position, _Below({}, segments))
+        if below.segments.only != segments.only:
+            below.segments = self._row_per_task()
+        before = below.gradients.get(number)
+        below.gradients[number] = gradients if before is None else before + gradients
 
     def _row_per_task(self) -> Segments:
         """Of a batch with one row of each task."""
@@ -381,31 +378,29 @@ class GradientBuilder:
             self._by_task = Segments(torch.arange(num_tasks), num_tasks, self.losses.device)
         return self._by_task
 
-    def _push_through(self, position: int, arrived: "_Below") -> None:
+    def _push_through(self, position: int, below: _Below) -> None:
         """Through a node that is made of parameters alone, once, T gradients at a time."""
-        paths, segments = self.plan.partition.paths[position], arrived.segments
-        if (looked_up := self._look_up(position, paths[0], arrived)) is not None:
+        paths, segments = self.plan.partition.paths[position], below.segments
+        if (looked_up := self._look_up(position, paths[0], below)) is not None:
             self._push(paths[0], looked_up)
             return
         edges = [edge for edge, path in enumerate(paths) if path is not NO_PATH]
         pushed = None
         if self.graph.num_outputs(position) == 1:
-            pushed = push_at_once(self.graph, position, edges, arrived.gradients[0])
+            pushed = push_at_once(self.graph, position, edges, below.gradients[0])
         if pushed is None:
-            given = partial(self._given, position, arrived.gradients)
-            like = next(iter(arrived.gradients.values()))
+            given = partial(self._given, position, below.gradients)
+            like = next(iter(below.gradients.values()))
             pushed = self._call(position, edges, segments, given, like)
         for edge, gradients in pushed.items():
             self._push(paths[edge], Built(gradients, segments))
 
-    def _look_up(
-        self, position: int, path: ParameterPath, arrived: "_Below"
-    ) -> Contribution | None:
+    def _look_up(self, position: int, path: ParameterPath, below: _Below) -> Contribution | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
         lookup = _LOOKUPS.get(self.graph.names[position])
-        if lookup is None or arrived.segments.only is not None:
+        if lookup is None or below.segments.only is not None:
             return None
-        gradients, node = arrived.gradients[0], self.graph.nodes[position]
+        gradients, node = below.gradients[0], self.graph.nodes[position]
         owned = Owned(gradients.shape, self._row_per_task())
         return lookup(NodeInput(self.graph, position, node, gradients, owned, path=path))
 

@@ -67,7 +67,7 @@ class LocalEngine:
                 self._gradients,
                 recompute=recompute,
                 check=check,
-                keep_graph=asked == "auto",
+                has_fallback=asked == "auto",
             )
         self.ran: OneBackward | PerTask = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else None

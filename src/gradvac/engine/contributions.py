@@ -39,9 +39,19 @@ class Contribution:  # no ABC, whose `isinstance` is Python: every contribution 
         gradients = self.task_gradients()
         return gradients.sum(0, dtype=wide(gradients.dtype))
 
+    def add_to(self, gradients: Tensor) -> Tensor:
+        """Task gradients `[T, *parameter shape]` with this one, in place where their dtype does."""
+        return added(gradients, self.task_gradients())
+
     def transposed(self) -> "Contribution":
         """The same to the transposed matrix; this object must not be used any more."""
         return Built(self.task_gradients().mT, self.segments)
+
+
+def added(gradients: Tensor, given: Tensor) -> Tensor:
+    """Two task gradients of a parameter, the second `[T, P]` or `[T, *parameter shape]`."""
+    wider = torch.promote_types(gradients.dtype, given.dtype)
+    return gradients.to(wider).add_(given.reshape(gradients.shape))
 
 
 class MatrixContribution(Contribution):
@@ -61,6 +71,12 @@ class MatrixContribution(Contribution):
     @abstractmethod
     def slice(self, start: int, end: int) -> Tensor:
         """Task gradients of start..end along the first dimension, `[T, end - start, ...]`."""
+
+    def add_to(self, gradients: Tensor) -> Tensor:
+        if self.segments.only is None:
+            return super().add_to(gradients)
+        gradients[self.segments.only].add_(self.total())
+        return gradients
 
 
 @dataclass

@@ -3,25 +3,24 @@
 The model and its forward are left alone. `backward` reads the ordinary autograd graph, runs one
 backward over it *without* parameter gradients, and builds task gradients at the *junctions*, where
 parameters meet the rows of the batch. When all contributions to a component's parameters have
-arrived, their Gram matrix is taken and weighed, the update written to `.grad`, and the task
-gradients freed.
+arrived, alone or with other components that wait, their Gram matrices are taken and weighed, the
+updates written to `.grad`, and the task gradients freed.
 """
 
 # K components, T tasks
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradvac.engine.budget import WaitingBudget
-from gradvac.engine.builder import Captured, Deliver, DeliverBlock, GradientBuilder
+from gradvac.engine.builder import GradientBuilder
 from gradvac.engine.contributions import Contribution
+from gradvac.engine.declared_rows import DeclaredRows
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.joint_gradient import GradientSketches, is_due
 from gradvac.engine.kernels import Segments, sketch, wide
@@ -37,7 +36,6 @@ from gradvac.engine.passes import (
 from gradvac.engine.per_task import Expect, Receive
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.planner import Planner
-from gradvac.engine.row_tasks import DeclaredRows
 from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_grad
 from gradvac.gram import working_dtype
 from gradvac.utils.devices import is_captured
@@ -59,7 +57,7 @@ class OneBackward:
         recompute: Two backward passes with the memory of plain training, for components that
             cannot stream (whole_model, enc_dec): the first takes Gram matrices only.
         check: Verify how rows lie on the first batches and now and then, not only where it is new.
-        keep_graph: Leave the graph intact where a step may still be refused.
+        has_fallback: Another engine can go on where a step is refused, if the graph is intact.
     """
 
     name = "one_backward"
@@ -72,10 +70,10 @@ class OneBackward:
         *,
         recompute: bool,
         check: bool,
-        keep_graph: bool,
+        has_fallback: bool,
     ) -> None:
         self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
-        self._check, self._keep_graph, self.gradients = check, keep_graph, gradients
+        self._check, self._has_fallback, self.gradients = check, has_fallback, gradients
         self._names = {p: n for n, p in model.named_parameters() if p.requires_grad}
         members = enumerate(gradients.members)
         self._component_of = {p: k for k, parameters in members for p in parameters}
@@ -99,7 +97,7 @@ class OneBackward:
         kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
         with self._planned(losses) as planned:
             # A step that may still be refused writes at its end.
-            write = (lambda *update: kept.append(update)) if planned.is_careful else add_to_grad
+            write = (lambda *update: kept.append(update)) if planned.may_be_refused else add_to_grad
             try:
                 if self._recompute:
                     outside = self._run_twice(planned, weigh, write)
@@ -132,14 +130,14 @@ class OneBackward:
         gradients = TaskGradients(self.gradients.members)
 
         def done(parameter: nn.Parameter) -> None:
-            if not planned.is_careful:
+            if not planned.may_be_refused:
                 _show(gradients, parameter, losses, receive)
 
         with self._planned(losses) as planned:
-            if not planned.is_careful:
+            if not planned.may_be_refused:
                 expect(planned.plan.parameters())
             outside = planned.run_by_parameter(gradients, done)
-        if planned.is_careful:
+        if planned.may_be_refused:
             expect(gradients.collected)
         for parameter in gradients.collected:
             _show(gradients, parameter, losses, receive)
@@ -170,8 +168,8 @@ class OneBackward:
         except Exception as error:
             # What cannot be recorded is not recorded in another engine instead, which would be
             # slow for good: whoever records runs a step as it is written, and learns of the error.
-            is_intact = planned is None or planned.is_careful
-            if not self._keep_graph or not is_intact or is_captured(losses.device):
+            is_intact = planned is None or planned.may_be_refused
+            if not self._has_fallback or not is_intact or is_captured(losses.device):
                 raise
             met = f"engine: one_backward met {type(error).__name__}: {error}"
             raise NotSeparable(met) from error
@@ -187,7 +185,7 @@ class OneBackward:
         self.plan = self._planner.plan(graph, losses, declared, verify=verify)
         rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
         builder = GradientBuilder(graph, self.plan, losses, rows, declared, self._tasks)
-        return PlannedBackward(builder, keep_graph=self._keep_graph)
+        return PlannedBackward(builder, has_fallback=self._has_fallback)
 
     def _rows_of_losses(self, losses: Losses, index: Tensor) -> Segments:
         num_tasks, device = len(losses.present), losses.device
@@ -241,19 +239,19 @@ class PlannedBackward:
 
     Args:
         builder: Builds what the junctions of the graph contribute.
-        keep_graph: Leave the graph intact if the step may still be refused.
+        has_fallback: Another engine can go on if the step is refused.
 
     Attributes:
-        is_careful: The step may still be refused: nothing may be written before its end.
+        may_be_refused: The step may still be refused: nothing may be written before its end.
         keeps_graph: The last pass leaves the graph intact, because it may be needed once more.
     """
 
-    def __init__(self, builder: GradientBuilder, *, keep_graph: bool) -> None:
+    def __init__(self, builder: GradientBuilder, *, has_fallback: bool) -> None:
         self.builder = builder
         self.graph, self.plan, self.losses = builder.graph, builder.plan, builder.losses
         plan = self.plan
-        self.is_careful = not plan.is_proven or plan.is_measured or bool(plan.unreached)
-        self.keeps_graph = bool(plan.unreached) or (self.is_careful and keep_graph)
+        self.may_be_refused = not plan.is_proven or plan.is_measured or bool(plan.unreached)
+        self.keeps_graph = bool(plan.unreached) or (self.may_be_refused and has_fallback)
 
     def run_by_component(
         self, gradients: TaskGradients, weigh: Weigh | None = None, write: Write | None = None
@@ -266,19 +264,18 @@ class PlannedBackward:
         builder, num_tasks = self.builder, len(self.losses.present)
         operands = builder.plain.operand_bytes(self.graph)
         budget = WaitingBudget(builder.plain.waiting_bytes(operands))
-        builder.allow(budget, gradients.table_bytes, frees=not self.keeps_graph)
         entry_bytes = num_tasks * self.plan.lowest.itemsize
         gradients.begin(weigh, write, builder.build_waiting, entry_bytes, budget)
-        components: Sequence[Collection[int]] = self.plan.components
-        captured: dict[int, Captured] = {}
         # A GPU would wait for what is launched so late; hooks may write over what is captured.
         can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
-        fits = operands <= budget.limit and gradients.fit(num_tasks * builder.plain.built_bytes)
-        if can_wait and fits:
-            components = [()] * len(components)  # all at the end
-            captured = builder.capture()
-        done = gradients.component_done
-        return self._run(gradients, components, done, captured=captured)
+        fits = operands <= budget.limit and gradients.fit(num_tasks * builder.plain.gradient_bytes)
+        return self._run(
+            gradients,
+            budget,
+            None if can_wait and fits else self.plan.components,
+            gradients.component_done,
+            frees=not self.keeps_graph,
+        )
 
     def run_by_parameter(
         self,
@@ -288,30 +285,30 @@ class PlannedBackward:
         again: bool = False,
     ) -> dict[Tensor, Tensor]:
         """The same; calls `done` when a parameter is complete. `again`: another will follow."""
-        self.builder.allow(WaitingBudget(0), gradients.table_bytes, frees=False)
         groups = [junction.parameters for junction in self.plan.partition.junctions]
-        return self._run(gradients, groups, done, again=again)
+        return self._run(gradients, WaitingBudget(0), groups, done, again=again)
 
     def _run(
         self,
         gradients: TaskGradients,
-        groups: Sequence[Collection[Any]],
+        budget: WaitingBudget,
+        groups: Sequence[Collection[Any]] | None,
         done: Callable[[Any], None],
         *,
+        frees: bool = False,
         again: bool = False,
-        captured: Mapping[int, Captured] = MappingProxyType({}),
     ) -> dict[Tensor, Tensor]:
         """The backward; calls `done` when all junctions that have a group in `groups` have run.
 
-        `captured` are junctions that are built at the end.
+        Without groups nothing is done before the end, and plain junctions are built then.
         """
         plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
         junctions, unreached = plan.partition.junctions, plan.unreached
-        sums, reached_nodes = GradientSketches(), ReachedNodes()
-        countdown = Countdown(groups, done)
-        deliver: tuple[Deliver, DeliverBlock] = (gradients.add, gradients.add_block)
-        if self.losses.joint is not None:
-            deliver = (_counted(deliver[0], sums), _counted_blocks(deliver[1], sums))
+        reached_nodes, after_run = ReachedNodes(), self._of_one_task()
+        counted = None if self.losses.joint is None else _CountedGradients(gradients)
+        builder.begin(counted or gradients, budget, frees=frees)
+        captured = builder.capture() if groups is None else {}
+        num_left = Counter([group for of_junction in groups or () for group in of_junction])
 
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
@@ -319,9 +316,17 @@ class PlannedBackward:
             if has_hooks:  # contributions hold gradients, over which some hooks write
                 output_gradients = copies(output_gradients)
             builder.build(number, output_gradients, captured.get(number))
-            tell = countdown.see(number)
-            if tell is None:
+            if groups is None:
                 return
+            num_left.subtract(groups[number])
+            complete = [group for group in groups[number] if not num_left[group]]
+            if not complete:
+                return
+
+            def tell(*_: object) -> None:
+                for group in complete:
+                    done(group)
+
             # Whoever is told may change the parameters, which a node reads when it runs.
             if (junctions[number].ends and not has_hooks) or number in after_run:
                 tell()
@@ -329,12 +334,10 @@ class PlannedBackward:
                 node = self.graph.nodes[junctions[number].position]
                 hooks.callback(node.register_hook(tell).remove)
 
-        builder.begin(*deliver)
         if plan.is_measured and builder.measured is None:
             builder.measured = self._measure()
         shown = {junction.position for junction in junctions} if unreached else set()
         others = [(position, reached_nodes.see) for position in unreached - shown]
-        after_run = self._of_one_task()
         with ExitStack() as hooks:
             if not plan.is_proven:
                 hooks.enter_context(check_hidden_backwards(plan.names, self.graph))
@@ -352,21 +355,22 @@ class PlannedBackward:
         self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
-        outside = self._outside(returned, sums)
+        outside = self._outside(returned, counted)
         if not again:
             plan.succeed()
         return outside
 
     def _outside(
-        self, returned: Sequence[Tensor | None], sums: GradientSketches
+        self, returned: Sequence[Tensor | None], counted: "_CountedGradients | None"
     ) -> dict[Tensor, Tensor]:
         """The joint gradients of leaves that are not the model's, once all sums were checked."""
         pairs = zip(self.plan.partition.leaves_outside(self.graph), returned, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
-        if self.losses.joint is not None:
+        if counted is not None:
+            assert self.losses.joint is not None
             for leaf, gradient in outside.items():
-                sums.add(leaf, gradient)
-            self._check_sum(self.losses.joint.differing(sums))
+                counted.sums.add(leaf, gradient)
+            self._check_sum(self.losses.joint.differing(counted.sums))
         return outside
 
     def _check_reached(self, reached_nodes: ReachedNodes) -> None:
@@ -419,51 +423,21 @@ class PlannedBackward:
         return sketches
 
 
-class Countdown:
-    """Says when all junctions of a group were seen.
+class _CountedGradients:
+    """Adds up what is delivered to some task gradients, on the way to them."""
 
-    Args:
-        groups: Those of every junction.
-        done: Is called with a group.
-    """
+    def __init__(self, gradients: TaskGradients) -> None:
+        self._gradients, self.sums = gradients, GradientSketches()
+        self.table_bytes = gradients.table_bytes
 
-    def __init__(self, groups: Sequence[Collection[Any]], done: Callable[[Any], None]) -> None:
-        self._groups, self._done = groups, done
-        self._left = Counter([group for of_junction in groups for group in of_junction])
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        self.sums.add(parameter, contribution.total())
+        self._gradients.add(parameter, contribution)
 
-    def see(self, number: int) -> Callable[..., None] | None:
-        """A junction; returns what is to be called if it was the last one of a group."""
-        complete = []
-        for group in self._groups[number]:
-            self._left[group] -= 1
-            if not self._left[group]:
-                complete.append(group)
-        return partial(self._tell, complete) if complete else None
-
-    def _tell(self, complete: Sequence[Any], *_: object) -> None:
-        for group in complete:
-            self._done(group)
-
-
-def _counted(deliver: Deliver, sums: GradientSketches) -> Deliver:
-    """Add up what is delivered."""
-
-    def count(parameter: nn.Parameter, contribution: Contribution) -> None:
-        sums.add(parameter, contribution.total())
-        deliver(parameter, contribution)
-
-    return count
-
-
-def _counted_blocks(deliver: DeliverBlock, sums: GradientSketches) -> DeliverBlock:
-    """The same, where many are delivered at once."""
-
-    def count(parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+    def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
         for parameter, stack in zip(parameters, block, strict=True):
-            sums.add(parameter, stack.sum(0, dtype=wide(stack.dtype)).view(parameter.shape))
-        deliver(parameters, block)
-
-    return count
+            self.sums.add(parameter, stack.sum(0, dtype=wide(stack.dtype)).view(parameter.shape))
+        self._gradients.add_block(parameters, block)
 
 
 def _show(

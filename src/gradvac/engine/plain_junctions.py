@@ -1,9 +1,10 @@
 """Plain junctions wait, and those of one shape are built together: the usual way of a step.
 
 Most junctions of most models are linear layers, normalisations, scales or shifts. They are found
-once per plan. A step that is small enough reads what their nodes saved before the pass, and is
-handed their output gradients when it is over; in a larger one they are built on the way, as many at
-once as may wait. All others go through `GradientBuilder`, which is also the reference.
+once per plan. On a CPU a step that is small enough reads what their nodes saved before the pass,
+and is handed their output gradients when it is over; in other steps they are built on the way, as
+many at once as may wait. The fast paths of `GradientBuilder` do the same one by one, for whatever
+is not plain, and are the reference.
 """
 
 # N entries, T tasks, n junctions that are alike, O outputs, I inputs, D width
@@ -42,35 +43,43 @@ Sums = tuple[Tensor, Tensor | None]
 """Task gradients of weights `[n, T, ...]`, and of shifts `[n, T, D]` where there are any."""
 
 
-@dataclass(eq=False, slots=True)
+class Kind(NamedTuple):
+    """An operation whose junctions are plain."""
+
+    weight: int  # its edge
+    shift: int  # likewise; -1: it has none
+    saved: tuple[str, ...] | None  # by the node, the operand first; None: a tap, which is handed it
+    build: "Build"  # task gradients of some junctions that are alike
+    is_in_place: Callable[[Tensor, int], bool]  # a kernel reads operands of a width where they lie
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
 class PlainJunction:
     """A junction of a plain kind.
 
     Attributes:
         number: Of the junction.
         position: Of its node.
-        weight: What its largest input is.
+        kind: Its operation.
+        weight: What its output gradient is multiplied for; of a shift alone, the shift.
         shift: What is added to its output.
         width: Of its output.
         is_transposed: Task gradients of the weight are gradient^T x, not x^T gradient.
-        saved: Names of what its node saved; none for a tap, which is handed its operand, and for
-            what is only added or expanded.
-        build: Task gradients of some junctions that are alike.
-        entry_bytes: Of what it needs to be built, by entry.
+        operand_bytes: Of what it needs to be built, by entry.
         like: Equal for junctions that are alike.
         made: Shapes of weight and shift (position, output) where they are made of parameters.
-        is_used_again: So is a parameter: those that are alike have the same ones, and add up.
+        is_used_again: One of its parameters has other uses: only uses of the same parameters are
+            alike, and they add up.
     """
 
     number: int
     position: int
+    kind: Kind
     weight: Target
     shift: Target | None
     width: int
     is_transposed: bool
-    saved: tuple[str, ...]
-    build: "Build"
-    entry_bytes: int
+    operand_bytes: int
     like: Hashable
     made: dict[tuple[int, int], tuple[int, ...]]
     is_used_again: bool = False
@@ -87,18 +96,16 @@ class PlainJunction:
 
     def read(self, graph: Graph, *, is_early: bool) -> tuple[Tensor, ...] | None:
         """What its node saved; None where that must wait for the pass, or is not plain."""
-        node = graph.nodes[self.position]
-        if self.build is _build_sums:
-            return ()
-        if not self.saved:
+        node, names = graph.nodes[self.position], self.kind.saved
+        if names is None:
             operand = graph.operands.get(self.position)
             return None if operand is None else (operand.reshape(-1, operand.shape[-1]),)
-        if self.saved == ("mat1",) and not node._saved_alpha == node._saved_beta == 1:
+        if "mat1" in names and not node._saved_alpha == node._saved_beta == 1:
             return None
         if not is_early:
-            return tuple([saved(node, name) for name in self.saved])
+            return tuple([saved(node, name) for name in names])
         values = []
-        for name in self.saved:
+        for name in names:
             raw_name, value_name = _ATTRIBUTES[name]
             if getattr(node, raw_name).unpack_hook is not None:  # a checkpoint, the host
                 return None
@@ -107,9 +114,9 @@ class PlainJunction:
 
     def frees(self, graph: Graph, values: Sequence[Tensor]) -> int:
         """Bytes of its input that the forward has kept until now: a checkpoint makes it anew."""
-        if not self.saved:
+        if not self.kind.saved:
             return 0
-        raw = getattr(graph.nodes[self.position], _ATTRIBUTES[self.saved[0]][0])
+        raw = getattr(graph.nodes[self.position], _ATTRIBUTES[self.kind.saved[0]][0])
         return values[0].nbytes if raw.unpack_hook is None else 0
 
 
@@ -135,8 +142,8 @@ class Arrived(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Building it together with others would cost more than it saves."""
-        x, is_in_place = self.first, _IN_PLACE.get(self.junction.build)
-        if is_in_place is not None and is_in_place(x, self.junction.width):
+        x = self.first
+        if self.junction.kind.is_in_place(x, self.junction.width):
             return False
         return self.nbytes > _JOINED_BYTES[x.is_cuda][0]
 
@@ -158,7 +165,7 @@ class PlainJunctions:
 
     Attributes:
         by_number: The plain ones.
-        built_bytes: Of the gradient of one task, as far as it is built in any case.
+        gradient_bytes: Of the gradient of one task, as far as it is built in any case.
     """
 
     def __init__(self, graph: Graph, junctions: Sequence[Junction]) -> None:
@@ -174,13 +181,13 @@ class PlainJunctions:
             if any(num_uses[parameter] > 1 for parameter in parameters):
                 one.is_used_again, one.like = True, (one.like, *map(id, one.targets))
             one.like = kinds.setdefault(one.like, len(kinds))
-        self.built_bytes = sum(parameter.nbytes for parameter in built)
+        self.gradient_bytes = sum(parameter.nbytes for parameter in built)
         self._parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
 
     def operand_bytes(self, graph: Graph) -> int:
         """Of what all of them need to be built."""
         every, shape = self.by_number.values(), graph.shape
-        return sum([one.entry_bytes * math.prod(shape(one.position)[:-1]) for one in every])
+        return sum([one.operand_bytes * math.prod(shape(one.position)[:-1]) for one in every])
 
     def waiting_bytes(self, operand_bytes: int) -> int:
         """Of junctions that wait to be built together, and of complete components likewise.
@@ -189,17 +196,6 @@ class PlainJunctions:
         engine, which is activations, parameters and their gradients.
         """
         return max(_LEAST_BYTES, (operand_bytes + 2 * self._parameter_bytes) >> 4)
-
-
-# kind -> (edges of weight and shift, what is saved by the node)
-_KINDS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
-    "AddmmBackward0": ((2, 0), ("mat1",)),
-    "MmBackward0": ((1, -1), ("self",)),
-    "NativeLayerNormBackward0": ((1, 2), ("input", "result1", "result2")),
-    "FusedRmsNormBackward0": ((1, -1), ("input", "result1")),
-    "ExpandBackward0": ((0, -1), ()),
-    "GradvacProductBackward": ((1, 2), ()),
-}
 
 
 _ATTRIBUTES = {
@@ -211,38 +207,38 @@ _ATTRIBUTES = {
 def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | None:
     """A junction as a plain one; None if it is not."""
     position, name = junction.position, graph.names[junction.position]
-    edges, saved = _KINDS.get(name, ((junction.edges[0], -1), ()))
-    if name == "MulBackward0":
-        saved = ("other" if edges[0] == 0 else "self",)
-    elif name not in _KINDS:
-        return None
+    kind = _SCALES[junction.edges[0]] if name == "MulBackward0" else _KINDS.get(name)
     paths = dict(zip(junction.edges, junction.paths, strict=True))
-    if {*paths} - {*edges} or edges[0] not in paths or graph.is_complex(position):
+    if kind is None or kind.weight not in paths or {*paths} - {kind.weight, kind.shift}:
         return None
-    ends = [_target(graph, paths[edge]) if edge in paths else None for edge in edges]
+    if graph.is_complex(position):
+        return None
+    edges = (kind.weight, kind.shift)
+    weight, shift = (_target(graph, paths[edge]) if edge in paths else None for edge in edges)
     shapes = [graph.shape(*paths[edge][:2]) if edge in paths else None for edge in edges]
-    weight, shift = ends
-    width, is_transposed = graph.shape(position)[-1], paths[edges[0]][2]
+    width, is_transposed = graph.shape(position)[-1], paths[kind.weight][2]
     if weight is None or shift is weight or shapes[1] not in (None, (width,)):
         return None
-    inner = width
-    build: Build = _build_products
-    if name in ("AddmmBackward0", "MmBackward0", "GradvacProductBackward"):
+    inner = width if kind.saved else 0
+    if kind.build is _build_products:
         assert shapes[0] is not None
         inner = math.prod(shapes[0]) // max(1, width)
-        is_transposed ^= name == "GradvacProductBackward"
+        is_transposed ^= kind.saved is None
     elif shapes[0] != (width,) or width == 1:  # which may be broadcast in another batch
         return None
-    elif name == "ExpandBackward0":
-        inner, build = 0, _build_sums
-    else:
-        build = _build_scales if name == "MulBackward0" else _build_norms
-    entry_bytes = (width + inner) * graph.described(position)[0].dtype.itemsize
-    are_leaves = tuple([isinstance(end, nn.Parameter) for end in ends])
-    like = (name, saved, is_transposed, *shapes, are_leaves)
-    plain = (number, position, weight, shift, width, is_transposed, saved, build, entry_bytes)
-    made = {path[:2]: graph.shape(*path[:2]) for path in ends if isinstance(path, tuple)}
-    return PlainJunction(*plain, like, made)
+    ends = (weight, shift)
+    return PlainJunction(
+        number=number,
+        position=position,
+        kind=kind,
+        weight=weight,
+        shift=shift,
+        width=width,
+        is_transposed=is_transposed,
+        operand_bytes=(width + inner) * graph.described(position)[0].dtype.itemsize,
+        like=(name, kind, is_transposed, *shapes, *(isinstance(e, nn.Parameter) for e in ends)),
+        made={path[:2]: graph.shape(*path[:2]) for path in ends if isinstance(path, tuple)},
+    )
 
 
 def _target(graph: Graph, path: ParameterPath) -> Target:
@@ -252,19 +248,20 @@ def _target(graph: Graph, path: ParameterPath) -> Target:
     return parameter
 
 
-def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
-    """Build some junctions, those that are alike as one."""
+def build_together(every: list[Arrived]) -> Iterator[BuiltStack]:
+    """Build some junctions, those that are alike as one; the list is emptied on the way."""
     alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
         gradient, first = one.gradient, one.first
         kind = (one.junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype)
         alike.setdefault((*kind, id(one.segments)), []).append(one)
+    every.clear()
     for group in alike.values():
         most = _JOINED_BYTES[group[0].gradient.is_cuda][1]
         at_once = 1 if group[0].is_large else max(1, most // max(1, group[0].nbytes))
         while group:
             part = group[:at_once]
-            del group[:at_once]  # frees what was built
+            del group[:at_once]
             yield from _build(part)
 
 
@@ -276,7 +273,7 @@ def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     if built is None:
         gradients = [one.gradient for one in every]
         saved = [[*values] for values in zip(*[one.saved for one in every], strict=True)]
-        built = first.build(first, gradients, saved, rows)
+        built = first.kind.build(first, gradients, saved, rows)
     weights, shifts = built
     targets = [one.junction for one in every[:num]]
     stack = weights.reshape(num, segments.num_tasks, -1)
@@ -287,14 +284,14 @@ def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
 
 def _build_natively(every: Sequence[Arrived]) -> Sums | None:
     kernels, first, segments = native(), every[0].junction, every[0].segments
-    if kernels is None or first.build is _build_sums:
+    if kernels is None or first.kind.build is _build_sums:
         return None
     x, *statistics = ([*values] for values in zip(*[one.saved for one in every], strict=True))
     gradients = [one.gradient for one in every]
     given = (gradients, segments.tasks, segments.num_tasks)
     ends = (first.shift is not None, first.is_used_again)
     built: Sums | None
-    if first.build is _build_products:
+    if first.kind.build is _build_products:
         built = kernels.products(x, *given, first.is_transposed, *ends)
     else:
         *mean, scale = statistics or [[]]
@@ -358,9 +355,17 @@ def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:
 
 
 Build = Callable[[PlainJunction, Parts, Sequence[Parts], Segments], Sums]
-_IN_PLACE: dict[Build, Callable[[Tensor, int], bool]] = {
-    _build_products: are_products_in_place,
-    _build_norms: are_norms_in_place,
-    _build_scales: are_norms_in_place,
-    _build_sums: are_norms_in_place,
+
+_NORM = ("input", "result1", "result2")
+_KINDS = {
+    "AddmmBackward0": Kind(2, 0, ("mat1",), _build_products, are_products_in_place),
+    "MmBackward0": Kind(1, -1, ("self",), _build_products, are_products_in_place),
+    "GradvacProductBackward": Kind(1, 2, None, _build_products, are_products_in_place),
+    "NativeLayerNormBackward0": Kind(1, 2, _NORM, _build_norms, are_norms_in_place),
+    "FusedRmsNormBackward0": Kind(1, -1, _NORM[:2], _build_norms, are_norms_in_place),
+    "ExpandBackward0": Kind(0, -1, (), _build_sums, are_norms_in_place),
+}
+_SCALES = {
+    0: Kind(0, -1, ("other",), _build_scales, are_norms_in_place),
+    1: Kind(1, -1, ("self",), _build_scales, are_norms_in_place),
 }

@@ -15,7 +15,7 @@ from gradvac.engine.layouts import VIEWS, Layout, Move, Moves, all_agree, follow
 from gradvac.engine.ownership import Key
 from gradvac.engine.plain_junctions import PlainJunctions
 
-_MOST_SIZES = 4096
+_MOST_PROVEN = 4096
 
 
 class How(Enum):
@@ -51,10 +51,10 @@ class Plan:
         moves: Where indices move rows to; checked in every graph.
         lowest: The narrowest dtype on the way.
         tolerance: How much of what is measured may stay unexplained.
-        lengths: Of tasks' gradients, when probed where owners are measured.
+        lengths: Of tasks' gradients, as of the last probe of any graph of the model.
         unreached: Positions that no gradient has come through so far.
         unfinished: Why the next batch must be probed too; None: it need not.
-        is_proven: A step with it went well.
+        is_proven: A pass with it went well, or those that it was put together from.
         refusal: Why no step with it can go well.
     """
 
@@ -79,7 +79,7 @@ class Plan:
         self._plain: PlainJunctions | None = None
 
     def succeed(self) -> None:
-        """A step with this plan went well."""
+        """A pass with this plan went well."""
         self.is_proven = True
 
     def refuse(self, reason: str) -> NoReturn:
@@ -123,8 +123,11 @@ class Plan:
             self._plain = PlainJunctions(graph, self.partition.junctions)
         return self._plain
 
-    def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
-        """Whether rows lie as they were found to, in a graph of this structure and other sizes."""
+    def fits(self, graph: Graph, num_rows: int | None) -> bool:
+        """Whether rows lie as they were found to, in a graph of this structure and other sizes.
+
+        Where indices move rows is told to the graph.
+        """
         if self._found is None:
             self._found = self._read(graph)
         layouts, outputs, views, regions = self._found
@@ -143,7 +146,7 @@ class Plan:
             for (position, number), layout in layouts.items():
                 if followed[position].get(number, layout) != layout:
                     return False
-            if len(self._sizes) < _MOST_SIZES:
+            if len(self._sizes) < _MOST_PROVEN:
                 self._sizes.add(sizes)
         return all_agree(graph, self.moves, num_rows)
 

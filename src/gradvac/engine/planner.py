@@ -6,17 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from gradvac.engine.declared_rows import DeclaredRows, listen
 from gradvac.engine.familiar import FamiliarOperations
 from gradvac.engine.graph import Graph, GraphSignature, NotSeparable
 from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
 from gradvac.engine.probe import Subject, check_hooks, probe
-from gradvac.engine.row_tasks import DeclaredRows, listen
 from gradvac.utils.devices import is_captured
 from gradvac.utils.hints import warn_caller
 
-_MOST_KEPT = 256  # structures
-_MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by structure
+_MOST_KEPT = 256  # structures, and refusals of each
+_MOST_PLANS = 16  # of a structure; where all of so many sizes were refused, others are too
 
 
 class Planner:
@@ -64,23 +64,25 @@ class Planner:
             del self._known[next(iter(self._known))]
         if known.refusals:
             known.check(graph)
-        num_rows = None if losses.index is None else len(losses.index)
-        is_finished = not any(plan.unfinished for plan in known.plans)
-        fitting = next((plan for plan in known.plans if plan.holds_for(graph, num_rows)), None)
         subject = Subject(graph, losses, declared, self._names, self._tasks)
+        fitting = next((one for one in known.plans if one.fits(graph, subject.num_rows)), None)
         is_seen = fitting is not None and fitting.has_seen(losses.present)
-        if fitting is not None and is_seen and is_finished and not verify:
+        if fitting is not None and is_seen and known.is_finished and not verify:
             if fitting.refusal is not None:
                 raise NotSeparable(fitting.refusal)
             if graph.has_hooks:  # others, or they do something else by now
                 check_hooks(subject, fitting.partition)
             return fitting
-        earlier = known.plans[0] if known.plans else None
-        if earlier is None and not known.refusals and not verify:
+        if not known.plans and not known.refusals and not verify:
             followed = self._familiar.plan(subject)
             if followed is not None:
                 known.plans.append(followed)
                 return followed
+        return self._probe(subject, known, fitting)
+
+    def _probe(self, subject: Subject, known: "_Known", fitting: Plan | None) -> Plan:
+        """A plan by a probe; the one that fits where that runs out of memory."""
+        graph, losses = subject.graph, subject.losses
         if is_captured(losses.device):
             raise RuntimeError(
                 "engine: the step that is being recorded is not built as those before it, which "
@@ -88,17 +90,16 @@ class Planner:
                 "transformers make an attention mask only while they are recorded: give them "
                 'attention_mask=... with padding, or attn_implementation="eager".'
             )
+        earlier = known.plans[0] if known.plans else None
         try:
             plan = probe(subject, self._component_of, earlier, self._lengths)
         except NotSeparable as refusal:
-            known.refusals[graph.sizes()] = str(refusal)
-            if len(known.refusals) > _MOST_KEPT:
-                del known.refusals[next(iter(known.refusals))]
+            known.refuse(graph, str(refusal))
             raise
         except torch.OutOfMemoryError:
-            if fitting is None or not is_finished:
+            if fitting is None or not known.is_finished:
                 raise
-            fitting.holds_for(graph, num_rows)  # finds again where indices move rows
+            fitting.fits(graph, subject.num_rows)  # finds again where indices move rows
             warn_caller(
                 "engine: this step was to verify which rows belong to which task, but its passes, "
                 "which keep the graph, ran out of memory; verification skipped."
@@ -106,7 +107,7 @@ class Planner:
             return fitting
         self._familiar.learn(subject, plan)
         rest = [other for other in known.plans if not other.unfinished and other is not fitting]
-        known.plans[:] = [plan, *rest][:_MOST_SIZES]
+        known.plans[:] = [plan, *rest][:_MOST_PLANS]
         return plan
 
 
@@ -116,10 +117,21 @@ class _Known(NamedTuple):
     plans: list[Plan]
     refusals: dict[int, str]
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether no plan asks for another probe."""
+        return not any(plan.unfinished for plan in self.plans)
+
+    def refuse(self, graph: Graph, reason: str) -> None:
+        """Batches of these sizes, from now on."""
+        self.refusals[graph.sizes()] = reason
+        if len(self.refusals) > _MOST_KEPT:
+            del self.refusals[next(iter(self.refusals))]
+
     def check(self, graph: Graph) -> None:
         """Raise if a batch of these sizes was refused, or every one of many sizes."""
         reason = self.refusals.get(graph.sizes())
-        if reason is None and not self.plans and len(self.refusals) >= _MOST_SIZES:
+        if reason is None and not self.plans and len(self.refusals) >= _MOST_PLANS:
             reason = next(iter(self.refusals.values()))
         if reason is not None:
             raise NotSeparable(reason)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gradvac.engine.declared_rows import DeclaredRows, RowTasks
 from gradvac.engine.graph import LEAF, Graph, NotSeparable, check_readable, check_repeatable
 from gradvac.engine.joint_gradient import JointGradient
 from gradvac.engine.junctions import Junction, Partition, find_junctions
@@ -33,7 +34,6 @@ from gradvac.engine.passes import (
     run_pass,
 )
 from gradvac.engine.plan import How, Ownership, Plan
-from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 from gradvac.utils.hints import some
 
 _FEW = 40  # nodes that are cheap to push T gradients through

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.budget import WaitingBudget
-from gradvac.engine.contributions import Contribution, Lookup, MatrixContribution
+from gradvac.engine.contributions import Contribution, Lookup, MatrixContribution, added
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
 from gradvac.utils.native import native
@@ -61,8 +61,8 @@ class ParameterGradients:
         self.block: Tensor | None = None
         self._number = 0  # in the block
         self._given: Tensor | None = None  # see _gradients
-        self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
-        self._products: list[MatrixContribution] = []  # the others of a large table
+        self._lookups: list[Lookup] = []  # that were not built: of few rows, or of a large table
+        self._products: list[MatrixContribution] = []  # that were not built: of a large table
 
     def take(self) -> "ParameterGradients":
         """The contributions in another object; they are no longer here."""
@@ -93,34 +93,18 @@ class ParameterGradients:
                 return
         if is_first:
             self.begin(contribution.task_gradients())
-            return
-        only = contribution.segments.only
-        is_matrix = isinstance(contribution, MatrixContribution)
-        if not isinstance(contribution, Lookup) and (only is None or not is_matrix):
-            self._add_built(contribution.task_gradients())
-            return
-        gradients, self.block = self._shaped().contiguous(), None
-        if isinstance(contribution, Lookup):
-            contribution.add_to(gradients)
         else:
-            gradients[only].add_(contribution.total())
-        self._given = gradients
-
-    def _add_built(self, given: Tensor) -> None:
-        """Add further task gradients, `[T, P]` or `[T, *shape]`."""
-        gradients, self.block = self._shaped().contiguous(), None
-        wider = torch.promote_types(gradients.dtype, given.dtype)
-        self._given = gradients.to(wider).add_(given.reshape(gradients.shape))
+            self._given, self.block = contribution.add_to(self._shaped().contiguous()), None
 
     def add_stack(self, block: Tensor, number: int) -> None:
         """Add task gradients `[T, P]`, which are a part of a block."""
         if not self.has_begun:
             self.has_begun, self.block, self._number = True, block, number
-        elif self._gradients is None and not self.is_split:
-            self.block = block
+        elif self._gradients is None:
             self.begin(block[number])
         else:
-            self._add_built(block[number])
+            gradients = self._shaped().contiguous()
+            self._given, self.block = added(gradients, block[number]), None
 
     def begin(self, gradients: Tensor) -> None:
         """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
@@ -394,34 +378,40 @@ class TaskGradients:
         assert self._write is not None
         components = list(dict.fromkeys([gradients.component for gradients in every]))
         number_of = {component: number for number, component in enumerate(components)}
-        num, metric = len(components), self._metric
         split = [gradients for gradients in every if gradients.is_split]
-        dense, stacks = self._blocks_of(number_of) if metric is None else ([], [])
-        whole = set(map(id, stacks))
-        lone = [g for g in every if not g.is_split and id(g.block) not in whole]
-        dense, stacks = dense + lone, stacks + [g.stack(dense=metric is not None) for g in lone]
-        numbers = [number_of[gradients.component] for gradients in dense]
-        products = seen = stacked(stacks, numbers, num) if dense else None
-        if metric is not None:
-            pairs = zip(dense, stacks, strict=True)
-            seen = stacked([metric(g.parameter, stack) for g, stack in pairs], numbers, num)
-        grams = None if seen is None else seen.grams()
+        built, stacks = self._built(every, number_of)
+        numbers = [number_of[gradients.component] for gradients in built]
+        products = seen = stacked(stacks, numbers, len(components)) if built else None
+        if self._metric is not None:
+            pairs = zip(built, stacks, strict=True)
+            scaled = (self._metric(gradients.parameter, stack) for gradients, stack in pairs)
+            seen = stacked([*scaled], numbers, len(components))
+        grams = [] if seen is None else [seen.grams()]
         del seen  # what a metric made of task gradients is not needed for updates
         for gradients in split:
-            block = gradients.gram()
-            grams = block.new_zeros(num, *block.shape) if grams is None else grams
-            grams[number_of[gradients.component]] += block
-        assert grams is not None
-        weights = self._weigh(components, grams)
+            of_one = gradients.gram()
+            grams.append(of_one.new_zeros(len(components), *of_one.shape))
+            grams[-1][number_of[gradients.component]] = of_one
+        weights = self._weigh(components, reduce(torch.add, grams))
         combined = [] if products is None else products.combine(weights)
-        updates = [
-            update if gradients.tokens is None else gradients.spread(update)
-            for gradients, update in zip(dense, combined, strict=True)
-        ]
+        updates = [g.spread(update) for g, update in zip(built, combined, strict=True)]
         updates += [g.combine(weights[number_of[g.component]]) for g in split]
-        self._write([gradients.parameter for gradients in (*dense, *split)], updates)
+        self._write([gradients.parameter for gradients in (*built, *split)], updates)
         for gradients in every:
             gradients.clear()
+
+    def _built(
+        self, every: Sequence[ParameterGradients], components: Collection[int]
+    ) -> tuple[list[ParameterGradients], list[Tensor]]:
+        """Parameters whose task gradients are built, those of whole blocks first, and the stacks.
+
+        `[n, T, P]` of n parameters in a block, `[T, P]` of others.
+        """
+        has_metric = self._metric is not None
+        built, stacks = ([], []) if has_metric else self._blocks_of(components)
+        blocks = set(map(id, stacks))
+        lone = [g for g in every if not g.is_split and id(g.block) not in blocks]
+        return built + lone, stacks + [gradients.stack(dense=has_metric) for gradients in lone]
 
     def _blocks_of(
         self, components: Collection[int]

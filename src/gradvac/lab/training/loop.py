@@ -1,13 +1,12 @@
 """The loop: one for all recipes, read from top to bottom.
 
 `train` prepares a run, or continues it; `_Loop.run` is the loop; the methods below it are its
-lines, in the order in which they happen.
+lines.
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal
@@ -98,9 +97,7 @@ def train(
         StopSignals() as signals,
     ):
         job.together(lambda: log.save_files(files or {}))
-        loop = _Loop(workload, settings, log, display, signals, watch, job)
-        with ExitStack() as stack:
-            stack.push(loop.close)
+        with _Loop(workload, settings, log, display, signals, watch, job) as loop:
             return loop.run()
 
 
@@ -123,7 +120,10 @@ class _Loop(Generic[BatchT]):
         self.norm = torch.tensor(math.nan)  # of the last step's gradient
         self.signed_engine: str | None = None
 
-    def close(self, _: object, error: BaseException | None, __: object) -> None:
+    def __enter__(self) -> "_Loop[BatchT]":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         checkpoints = checkpoint.list_checkpoints(self.log.run)
         if isinstance(error, RankError) and checkpoints:
             logger.info("The last checkpoint is that of step %d.", checkpoints[-1].step)
@@ -225,7 +225,7 @@ class _Loop(Generic[BatchT]):
         return step
 
     def write_log(self, alignment: Alignment | None) -> None:
-        """The one place that waits for the device, and notices that steps were skipped."""
+        """Waits for the device, which no step does, and notices that steps were skipped."""
         state, train = self.state, self.settings.train
         bad_in_a_row = state.meters.bad_in_a_row
         means, seconds_per_step = state.meters.read(state.tasks)
@@ -254,10 +254,11 @@ class _Loop(Generic[BatchT]):
     def way_out(self) -> str:
         """What to do about numbers that are not finite."""
         optimizer = self.settings.optimizer
+        clip = f"here {optimizer.clip_norm:g}" if optimizer.clip_norm else "here 0, off"
         return (
             f"The last good checkpoint is that of step {self.state.saved}. A run keeps its "
             "settings: look at the data, or train into another folder with a lower optimizer.lr "
-            f"(here {optimizer.lr:g}) or optimizer.clip_norm (here {optimizer.clip_norm:g})."
+            f"(here {optimizer.lr:g}) or with a small optimizer.clip_norm ({clip})."
         )
 
     def validate(self) -> None:
@@ -319,12 +320,15 @@ class _Loop(Generic[BatchT]):
         state, at = self.state, self.state.at
         by = self.signals.received or "train.pause_at"
         stopped = f"Stopped by {by} after step {at.step}"
-        bad_in_a_row = state.meters.bad_in_a_row
-        if bad_in_a_row or not state.is_finite():
+        num_bad, bad = state.meters.bad_in_a_row, ""
+        if num_bad:
+            bad = f"the loss or its gradient was not finite in the last {num_bad} steps"
+        elif not state.is_finite():
+            bad = "the weights are not finite"
+        if bad:
             return (
-                f"{stopped}. Nothing was saved here, as the loss or its gradient was not finite in "
-                f"the last {bad_in_a_row} steps; the same command continues from step "
-                f"{state.saved}."
+                f"{stopped}. Nothing was saved here, as {bad}; the same command continues from "
+                f"step {state.saved}."
             )
         self.save(is_stop=not self.is_due(self.settings.train.checkpoint_every))
         return f"{stopped}; the same command continues from there."
