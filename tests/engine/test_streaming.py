@@ -193,13 +193,13 @@ def test_products_of_equal_shape_are_taken_at_once(
 ) -> None:
     """And the sums of all shifts and scales: a few launches for a whole model."""
     formed: list[int] = []
-    build = plain_junctions._build_products
+    build = plain_junctions.outer_products
 
-    def spy(junction: Any, gradients: Any, *given: Any) -> Any:
-        formed.append(len(gradients))
-        return build(junction, gradients, *given)
+    def spy(lefts: Any, *given: Any) -> Any:
+        formed.append(len(lefts))
+        return build(lefts, *given)
 
-    monkeypatch.setattr(plain_junctions, "_build_products", spy)
+    monkeypatch.setattr(plain_junctions, "outer_products", spy)
     monkeypatch.setattr(
         plain_junctions, "_JOINED_BYTES", ((1 << 17, at_once * 2 * B * S * D * 8),) * 2
     )

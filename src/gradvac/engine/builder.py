@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.contributions import Built, Contribution
 from gradvac.engine.declared_rows import DeclaredRows, RowTasks
-from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding, index
+from gradvac.engine.fast_paths import FAST_PATHS, NodeInput
 from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
 from gradvac.engine.junctions import NO_PATH, Junction, ParameterPath
 from gradvac.engine.kernels import Owned, Segments
@@ -42,7 +42,7 @@ class Sink(Protocol):
 Captured = tuple[PlainJunction, tuple[Tensor, ...], Segments]
 """A junction, what its node saved, and the tasks of its entries."""
 
-_LOOKUPS = {"EmbeddingBackward0": embedding, "IndexBackward0": index}
+_TABLES = ("EmbeddingBackward0", "IndexBackward0")
 
 
 @dataclass
@@ -397,12 +397,13 @@ class GradientBuilder:
 
     def _look_up(self, position: int, path: ParameterPath, below: _Below) -> Contribution | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
-        lookup = _LOOKUPS.get(self.graph.names[position])
-        if lookup is None or below.segments.only is not None:
+        name = self.graph.names[position]
+        if name not in _TABLES or below.segments.only is not None:
             return None
         gradients, node = below.gradients[0], self.graph.nodes[position]
         owned = Owned(gradients.shape, self._row_per_task())
-        return lookup(NodeInput(self.graph, position, node, gradients, owned, path=path))
+        at = NodeInput(self.graph, position, node, gradients, owned, path=path)
+        return FAST_PATHS[name](at)
 
     def _given(
         self, position: int, gradients: Mapping[int, Tensor], task: int
