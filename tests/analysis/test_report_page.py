@@ -217,6 +217,18 @@ def test_steps_by_keyboard(page: Page, one: Path) -> None:
     )
 
 
+def test_cells_by_keyboard(page: Page, one: Path) -> None:
+    """The value is shown as if hovered; Enter follows the pair, and a link leads to it."""
+    page.open(one)
+    page.find("#heat-0").send_keys(Keys.ARROW_RIGHT)
+    hovered = "document.querySelector('#heat-0 .hoverlayer').textContent"
+    page.wait_for(lambda: "similarity: " in page.js(hovered))
+    page.find("#heat-0").send_keys(Keys.ENTER)
+    page.find("#heat-note-0 a").click()
+    page.wait_for(lambda: page.js("document.getElementById('steps').open"))
+    assert len(page.driver.find_elements(By.CSS_SELECTOR, "#followed li")) == 4
+
+
 def test_every_control_has_a_name_and_takes_focus(page: Page, two: Path) -> None:
     page.open(two)
     page.unfold()

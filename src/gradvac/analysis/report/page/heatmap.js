@@ -25,20 +25,14 @@ function viewOf(run) {
   return components.length ? { source, quantity, components } : null;
 }
 
-// Lowest and highest value; while one moves through the steps, those of all steps.
+// Lowest and highest value, but for a few outliers that would pale the rest; while one moves through the steps, of all steps.
 function boundsOf({ quantity }) {
   if ($("colours").value === "all") return [-quantity.limit, quantity.limit];
   const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
   // Of all components: the map of layers beside it has the same colours.
   const of = (values) => {
-    let low = Infinity, high = -Infinity;
-    for (let n = 0; n < values.length; n++) {
-      const value = values[n];
-      if (value === MISSING || onDiagonal(n % quantity.shape[2])) continue;
-      if (value < low) low = value;
-      if (value > high) high = value;
-    }
-    return [low * UNIT, high * UNIT];
+    const known = values.filter((value, n) => value !== MISSING && !onDiagonal(n % quantity.shape[2])).sort(), last = known.length - 1;
+    return last < 0 ? [0, 0] : [known[Math.floor(0.0025 * last)] * UNIT, known[Math.ceil(0.9975 * last)] * UNIT];
   };
   if ($("mean").checked) return (quantity.boundsOfMeans ??= of(quantity.means));
   return (quantity.bounds ??= of(quantity.values));
@@ -154,7 +148,11 @@ class HeatMaps {
     element.removeAllListeners("plotly_click");
     element.on("plotly_click", (event) => {
       const { x, y } = event.points[0];
-      if (x !== y) this.follow(source.tasks[order[y]], source.tasks[order[x]]);
+      if (x === y) return;
+      this.follow(source.tasks[order[y]], source.tasks[order[x]]);
+      const note = $(`heat-note-${n}`);
+      note.querySelector("a")?.remove();
+      note.append(make("a", { href: "#steps" }, ` ${source.labels[order[y]]}, ${source.labels[order[x]]} over steps`));
     });
   }
 
@@ -174,7 +172,7 @@ class HeatMaps {
       return found.map(([, p]) => (Number.isNaN(values[p]) ? null : values[p]));
     });
     const width = $(id).clientWidth, narrow = width < NARROW, named = found.length <= MOST_PAIR_NAMES;
-    const labels = source.components.map((name) => short(name, narrow ? 12 : 20));
+    const labels = source.components.map((name) => short(name, narrow ? 16 : 20));
     const bounds = this.bounds(n);
     const letters = named ? Math.min(18, Math.max(...names.map((name) => name.length))) : 0;
     const room = Math.max(180, ($(`heat-${n}`).layout?.height ?? 420) - 54 - 7 * letters);

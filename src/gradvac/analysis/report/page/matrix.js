@@ -78,10 +78,10 @@ function walkCells(element, view, form) {
     element.cell = [i, j];
     if (!move) return void element.emit("plotly_click", { points: [{ x: j, y: i }] });
     const value = now.values[i][j];
-    said.textContent = `${now.tasks[i]}, ${now.tasks[j]}: ${value === null ? "unknown" : write(value)}`;
+    said.textContent = `${now.tasks[i]}, ${now.tasks[j]}: ${value !== null ? write(value) : i === j ? "the same task" : "unknown"}`;
     const { ink } = paper(), frames = (element.layout.shapes ?? []).filter((shape) => shape.name !== "cell");
-    Plotly.relayout(element, { shapes: [...frames, { name: "cell", type: "rect", x0: j - 0.5, x1: j + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: ink, width: 3 } }] });
-    Plotly.Fx.hover(element, [{ curveNumber: 0, pointNumber: [i, j] }]);
+    Plotly.relayout(element, { shapes: [...frames, { name: "cell", type: "rect", x0: j - 0.5, x1: j + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: ink, width: 3 } }] })
+      .then(() => Plotly.Fx.hover(element, { xval: j, yval: i })); // as long as it is drawn anew, nothing hovers
   });
 }
 
@@ -106,7 +106,7 @@ function drawMatrix(id, view) {
   const longest = Math.min(24, Math.max(0, ...view.blocks.map(([family]) => family.length)));
   const side = narrow || !longest ? 8 : 22 + 7 * longest, edge = 14 + Math.max(7 * letters, widest(labels, 13)), named = view.rows ? 18 : 0;
   const tall = 110 + edge + named; // everything of the height but cells: the whole map fits a screen
-  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110, 9.2 * size), 96 * size)); // 9 pixels: every name has room
+  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110, 11 * size), 96 * size)); // 11 pixels: every name can be read
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: spaced(labels, cells / size), tickfont: font, showgrid: false,
     zeroline: false, ticks: "", automargin: false, fixedrange: size <= STYLE.mostNumbers };
