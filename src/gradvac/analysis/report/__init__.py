@@ -50,11 +50,10 @@ from gradvac.utils.files import write_text
 _PAGE = Path(__file__).parent / "page"
 _MANY_TASKS = 30  # more need the whole width for their names
 _SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "page.js")
-# What a sentence is about -> the question of the page that it answers.
+# What a sentence is about -> the question of the page that it answers; pairs are in the headline.
 _QUESTIONS = {
     sentences.FAMILIES: "relatives",
     sentences.DISTANCE: "relatives",
-    sentences.PAIRS: "relatives",
     sentences.DIRECTION: "layers",
     sentences.SIDES: "layers",
     sentences.DEPTH: "layers",
@@ -155,7 +154,8 @@ def _answers(statements: Sequence[Statement]) -> dict[str, list[str]]:
     """Sentences by the question they answer, those that claim something first."""
     by_question: dict[str, list[str]] = {}
     for statement in sorted(statements, key=lambda statement: not statement.claims):
-        by_question.setdefault(_QUESTIONS[statement.about], []).append(statement.text)
+        if statement.about in _QUESTIONS:
+            by_question.setdefault(_QUESTIONS[statement.about], []).append(statement.text)
     return by_question
 
 
