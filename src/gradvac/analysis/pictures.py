@@ -454,7 +454,7 @@ def score_plot(runs: Sequence[Run], metric: str) -> Plot:
         points = views.similarity_and_score(main, run.scores)
         if len(points) > 2:  # two tasks are as similar to each other
             tasks, cosines, scores = zip(*points, strict=True)
-            mode = "markers" if len(tasks) * len(runs) > 30 else "markers+text"
+            mode = "markers" if len(tasks) > 30 else "markers+text"
             look: dict[str, Any] = {"mode": mode, "size": 8, "points": tasks}
             series.append(Series(run.name, cosines, scores, number, **look))
     return Plot(

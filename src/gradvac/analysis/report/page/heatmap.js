@@ -70,7 +70,8 @@ class HeatMaps {
     $("step").max = Math.max(0, steps.length - 1);
     if (moved || this.first === undefined) $("step").value = $("step").max;
     this.first = false;
-    $("step").disabled = steps.length < 2;
+    $("step").disabled = $("mean").disabled = steps.length < 2;
+    $("mark").disabled = !sources.some((source) => source.reliability);
     const count = Math.max(0, ...quantities.map((quantity) => quantity.numSteps));
     const many = `${count.toLocaleString("en")} ${count === 1 ? "step" : "steps"}`;
     const shown = quantities.some((quantity) => quantity.overall) ? WHOLE
@@ -108,15 +109,15 @@ class HeatMaps {
       this.drawLayers(n, view, position);
       return;
     }
-    const bounds = this.bounds(n), as_percent = quantity.key.startsWith("share");
+    const bounds = this.bounds(n), is_share = quantity.key.startsWith("share");
     const when = quantity.overall ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const { zmin, zmax } = coloursOf(bounds);
-    const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
+    const stretch = !is_share && isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
     const unknown = values.some((row, i) => row.some((value, j) => i !== j && value === null));
     const hatched = unknown ? `; hatched: ${quantity.key === "without noise" ? "not reliable enough" : "unknown"}` : "";
     $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}${hatched}`;
     drawMatrix(`heat-${n}`, {
-      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent,
+      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent: is_share, is_share,
       blocks: byFamily ? source.blocks : [], what: quantity.key, rows: quantity.rows, columns: quantity.columns,
       reliability: $("mark").checked ? this.reliabilityOf(source, components, order) : null,
     });
@@ -156,7 +157,7 @@ class HeatMaps {
     });
   }
 
-  // Components from first to last against pairs from the most to the least similar.
+  // Components from first to last against pairs from the highest to the lowest value.
   drawLayers(n, { source, quantity, components }, position) {
     const id = `layers-pairs-${n}`, size = source.tasks.length, found = [];
     const means = meanPairs(quantity, components, position);
@@ -165,12 +166,12 @@ class HeatMaps {
       if (i !== j && !Number.isNaN(means[p])) found.push([means[p], p, quantity.symmetric ? [j, i] : [i, j]]);
     }));
     found.sort((a, b) => b[0] - a[0]);
-    if (!found.length || source.components.length < 2) return showMessage(id, "Layers by pairs need two components, and pairs that are known.");
     const names = found.map(([, , [i, j]]) => `${source.labels[i]} ${quantity.symmetric ? "and" : "against"} ${source.labels[j]}`);
     const rows = range(source.components.length).map((k) => {
       const values = meanPairs(quantity, [k], position);
       return found.map(([, p]) => (Number.isNaN(values[p]) ? null : values[p]));
     });
+    if (rows.length < 2 || rows.flat().every((value) => value === null)) return showMessage(id, "Layers by pairs need two components in which pairs are known.");
     const width = $(id).clientWidth, narrow = width < NARROW, named = found.length <= MOST_PAIR_NAMES;
     const labels = source.components.map((name) => short(name, narrow ? 16 : 20));
     const bounds = this.bounds(n);
@@ -179,7 +180,7 @@ class HeatMaps {
     const height = Math.max(14 * rows.length, Math.min(room, Math.max(180, 46 * rows.length))), below = named ? 12 + Math.max(6.6 * letters, widest(names.map((name) => short(name, 18)), 11)) : 26;
     const left = 16 + Math.max(6.6 * Math.max(...labels.map((label) => label.length)), widest(labels, 12));
     const share = quantity.key.startsWith("share"), form = share ? percent : cosine;
-    const trace = { type: "heatmap", z: rows, x: range(names.length), y: range(rows.length), ...coloursOf(bounds), hoverongaps: false,
+    const trace = { type: "heatmap", z: rows, x: range(names.length), y: range(rows.length), ...coloursOf(bounds, share), hoverongaps: false,
       xgap: names.length > 80 ? 0 : 0.6, ygap: 0.6,
       customdata: rows.map((row, k) => row.map((value, p) => [plain(names[p]), plain(source.components[k]), value === null ? "" : form(value)])),
       hovertemplate: `%{customdata[0]}<br>%{customdata[1]}: <b>%{customdata[2]}</b><extra></extra>`,
@@ -187,7 +188,7 @@ class HeatMaps {
     const wide = (width - left - 8) / names.length;
     if (rows.length * names.length <= MOST_CELLS_WITH_NUMBERS && wide > 22) Object.assign(trace, { text: rows.map((row) => row.map((value) => (value === null ? "" : form(value)))), texttemplate: "%{text}", textfont: { size: Math.min(12, wide / 2.8, height / rows.length / 1.6) } });
     const bare = { showgrid: false, zeroline: false, ticks: "", automargin: false, tickmode: "array" };
-    const between = "pairs, from the most to the least similar";
+    const between = "pairs, from the highest to the lowest value";
     return show(id, [trace], baseLayout(id, {
       height: Math.ceil(height + 8 + below + 30), margin: { l: left, r: 8, t: 8, b: below + 30 }, images: groundOf(rows, false),
       xaxis: axis({ ...bare, tickvals: named ? range(names.length) : [], ticktext: names.map((name) => short(name, 18)), tickangle: -90, tickfont: { size: Math.max(8, Math.min(11, wide)), color: paper().ink },

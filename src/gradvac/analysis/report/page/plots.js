@@ -22,7 +22,8 @@ function tracesOf(series, { number_format, point_words }) {
 function drawPlot(id, plot) {
   if (!plot.series.length) return showMessage(id, plot.missing);
   const words = plot.point_words ?? [], named = words.length > 0, layout = lineLayout(id, plot.x_title, "");
-  const bare = layout.width < NARROW ? { "markers+text": "markers" } : {}; // names would lie on each other
+  const points = plot.series.flatMap((series) => series.points ?? []).length;
+  const bare = 45 * points > layout.width ? { "markers+text": "markers" } : {}; // names would lie on each other
   const traces = plot.series.flatMap((series) => tracesOf({ ...series, mode: bare[series.mode] ?? series.mode }, plot));
   const yaxis = { fixedrange: !named && !plot.zooms, ...(plot.y_range && { range: plot.y_range }), ...(plot.as_percent && { tickformat: ".0%" }) };
   layout.yaxis = plot.y_title ? titled(plain(plot.y_title), yaxis) : axis(yaxis);
