@@ -37,7 +37,6 @@ from gradvac.analysis.report.sentences import (
     Summary,
     describe_difference,
     describe_progress,
-    ordinal,
     run_headline,
     summarise,
     summarise_runs,
@@ -130,8 +129,7 @@ def render(
         has_reliability=any(
             source.reliability is not None for run in runs for source in views.sources(run).values()
         ),
-        stride=data["stride"],
-        stride_text=ordinal(data["stride"]),
+        most_steps=data["mostSteps"],
         scores=scores,
         changed=changed_settings(runs),
         data=_script_json(data),

@@ -855,13 +855,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def ordinal(number: int) -> str:
-    """As in "every 2nd step"."""
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    ending = "th" if number % 100 in (11, 12, 13) else endings.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Names in a row, not too many: "a, b and c", "a, b and 7 others"."""
     if len(names) > most:
