@@ -13,6 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from gradvac.analysis import statistics
+from gradvac.analysis.plots import SCALE
 from gradvac.analysis.report import write_report
 from gradvac.analysis.similarities import weighty
 
@@ -163,12 +164,16 @@ def test_one_value_for_the_whole_training(page: Page, one: Path) -> None:
     page.unfold()
     page.choose("source", "batches of training")
     page.choose("quantity", "share of steps active")
-    for _ in range(2):  # with the mean of all steps, and without
-        assert page.find("#step-shown").text == "whole training"
-        note = "share of steps active, all components, whole training"
-        assert page.find("#heat-note-0").text == note
-        assert "no steps to follow" in page.find("#steps-plot.empty").text
-        page.find("#mean").click()
+    assert page.find("#step-shown").text == "whole training"
+    note = "share of steps active, all components, whole training"
+    assert page.find("#heat-note-0").text == note
+    assert "no steps to follow" in page.find("#steps-plot.empty").text
+    assert not page.find("#mean").is_enabled()
+    assert not page.find("#mark").is_enabled()
+    for drawn in ("heat-0", "layers-pairs-0"):  # orange alone: blue would mean that tasks agree
+        shown = page.js(f"document.getElementById('{drawn}').data[0]")
+        assert shown["zmin"] == 0
+        assert shown["colorscale"][-1] == [1, SCALE[0][1]]
     page.choose("quantity", "similarity")
     assert len(page.js("document.getElementById('steps-plot').data")) == 3
     assert page.find("#step-shown").text == "12 steps"
@@ -215,6 +220,18 @@ def test_steps_by_keyboard(page: Page, one: Path) -> None:
     assert page.heat()["en-es", "en-de"] == pytest.approx(
         expected(same, "en-es", "en-de"), abs=6e-4
     )
+
+
+def test_cells_by_keyboard(page: Page, one: Path) -> None:
+    """The value is shown as if hovered; Enter follows the pair, and a link leads to it."""
+    page.open(one)
+    page.find("#heat-0").send_keys(Keys.ARROW_RIGHT)
+    hovered = "document.querySelector('#heat-0 .hoverlayer').textContent"
+    page.wait_for(lambda: "similarity: " in page.js(hovered))
+    page.find("#heat-0").send_keys(Keys.ENTER)
+    page.find("#heat-note-0 a").click()
+    page.wait_for(lambda: page.js("document.getElementById('steps').open"))
+    assert len(page.driver.find_elements(By.CSS_SELECTOR, "#followed li")) == 4
 
 
 def test_every_control_has_a_name_and_takes_focus(page: Page, two: Path) -> None:

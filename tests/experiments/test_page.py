@@ -72,8 +72,8 @@ def test_differences_are_drawn_with_their_intervals(tmp_path: Path) -> None:
         against = found.rows[0].cells[name].against
         assert against is not None
         assert list(interval) == [against.low, against.high]  # type: ignore[arg-type]
-    assert answer(found).startswith("gradvac against t5, on average: clear: better, +7.05 accuracy")
-    assert answer(found).endswith("Of the others: 2 clear: worse, 1 clear: better.")
+    assert answer(found).startswith("gradvac against t5, on average: clearly better, +7.05 ")
+    assert answer(found).endswith("Of the others: 2 clearly worse, 1 clearly better.")
 
 
 def test_small_differences_are_not_drawn_large(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_page_in_a_browser(
         assert page.js("document.documentElement.dataset.theme") == (
             "dark" if width == 390 else "light"
         )
-    assert "gradvac against t5, on average: clear: better" in page.find("main").text
+    assert "gradvac against t5, on average: clearly better" in page.find("main").text
     assert page.find("td.better").is_displayed()
     assert "; clear after Holm" in page.find("main").text  # without the stars of Markdown
     page.find("#theme").click()

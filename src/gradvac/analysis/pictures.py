@@ -129,9 +129,11 @@ def difference_maps(runs: Sequence[Run]) -> dict[str, HeatMap]:
     compared = {run.name: views.compared(runs[0], run) for run in runs[1:]}
     found = {name: one for name, one in compared.items() if one is not None}
     limit = max((abs(b) for one in found.values() for b in _bounds([one.difference])), default=0.0)
-    maps = {}
+    first, maps = views.main_source(runs[0]), {}
     for name, one in found.items():
-        order = views.order_by_family(one.difference, one.tasks, runs[0].families)
+        assert first is not None, "what is compared has similarities"
+        similarity = statistics.mean_matrix(first.select(tasks=one.tasks))
+        order = views.order_by_family(similarity, one.tasks, runs[0].families)  # as in its map
         what, look = f"{name} minus {runs[0].name}", {"unit": "difference of cosines"}
         maps[name] = _map(one.difference, one.tasks, order, what, (-limit, limit), **look)
     return maps
@@ -450,7 +452,7 @@ def score_plot(runs: Sequence[Run], metric: str) -> Plot:
         if main is None or run.scores is None:
             continue
         points = views.similarity_and_score(main, run.scores)
-        if points:
+        if len(points) > 2:  # two tasks are as similar to each other
             tasks, cosines, scores = zip(*points, strict=True)
             mode = "markers" if len(tasks) > 30 else "markers+text"
             look: dict[str, Any] = {"mode": mode, "size": 8, "points": tasks}
@@ -459,7 +461,7 @@ def score_plot(runs: Sequence[Run], metric: str) -> Plot:
         series,
         x_title="mean cosine with the other tasks",
         y_title=metric,
-        missing="This needs scores of tasks whose similarity is known.",
+        missing="This needs scores of three tasks whose similarity is known.",
         label=f"{metric} of every task against its mean similarity with the others",
         has_legend=len(runs) > 1,
         point_words=("task", "cosine", "score", "run"),

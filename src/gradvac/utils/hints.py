@@ -28,9 +28,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def some(names: Iterable[object], most: int = 5) -> str:
-    """The first of some names, and dots if there are more; "nothing" for none."""
+    """The first of some names, and how many more there are; "nothing" for none."""
     shown = list(dict.fromkeys(map(str, names)))
-    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "") or "nothing"
+    more = f" and {len(shown) - most:,} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more or "nothing"
 
 
 def install_line(*extras: str) -> str:

@@ -37,7 +37,6 @@ from gradvac.analysis.report.sentences import (
     Summary,
     describe_difference,
     describe_progress,
-    ordinal,
     run_headline,
     summarise,
     summarise_runs,
@@ -50,11 +49,10 @@ from gradvac.utils.files import write_text
 _PAGE = Path(__file__).parent / "page"
 _MANY_TASKS = 30  # more need the whole width for their names
 _SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "page.js")
-# What a sentence is about -> the question of the page that it answers.
+# What a sentence is about -> the question of the page that it answers; pairs are in the headline.
 _QUESTIONS = {
     sentences.FAMILIES: "relatives",
     sentences.DISTANCE: "relatives",
-    sentences.PAIRS: "relatives",
     sentences.DIRECTION: "layers",
     sentences.SIDES: "layers",
     sentences.DEPTH: "layers",
@@ -131,8 +129,7 @@ def render(
         has_reliability=any(
             source.reliability is not None for run in runs for source in views.sources(run).values()
         ),
-        stride=data["stride"],
-        stride_text=ordinal(data["stride"]),
+        most_steps=data["mostSteps"],
         scores=scores,
         changed=changed_settings(runs),
         data=_script_json(data),
@@ -155,7 +152,8 @@ def _answers(statements: Sequence[Statement]) -> dict[str, list[str]]:
     """Sentences by the question they answer, those that claim something first."""
     by_question: dict[str, list[str]] = {}
     for statement in sorted(statements, key=lambda statement: not statement.claims):
-        by_question.setdefault(_QUESTIONS[statement.about], []).append(statement.text)
+        if statement.about in _QUESTIONS:
+            by_question.setdefault(_QUESTIONS[statement.about], []).append(statement.text)
     return by_question
 
 

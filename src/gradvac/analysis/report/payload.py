@@ -63,35 +63,35 @@ def page_data(runs: Sequence[Run], metric: str) -> dict[str, Any]:
 
 
 def _packed_runs(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the controls of the page choose from: every n-th step, so that the page stays small."""
+    """What the controls of the page choose from: so many steps that the page stays small."""
     sources = [similarities for run in runs for similarities in views.sources(run).values()]
     longest = max((len(similarities.steps) for similarities in sources), default=0)
     least = _LEAST_PACKED * sum(similarities.values.size for similarities in sources)
-    stride = 2 ** max(0, math.ceil(math.log2(max(least, 1) / MAX_PACKED)))
+    most = max(1, longest // 2 ** max(0, math.ceil(math.log2(max(least, 1) / MAX_PACKED))))
     while True:
-        packed = [_run(run, stride, runs) for run in runs]
+        packed = [_run(run, most, runs) for run in runs]
         size = sum(
             len(quantity["packed"])
             for run in packed
             for source in run["sources"]
             for quantity in source["quantities"]
         )
-        if size <= MAX_PACKED or stride >= longest:
-            return {"runs": packed, "stride": stride}
-        stride *= 2
+        if size <= MAX_PACKED or most == 1:
+            return {"runs": packed, "mostSteps": most if most < longest else None}
+        most //= 2
 
 
-def _run(run: Run, stride: int, runs: Sequence[Run]) -> dict[str, Any]:
+def _run(run: Run, most: int, runs: Sequence[Run]) -> dict[str, Any]:
     main = views.main_source(run)
     return {
         "name": run.name,
-        "sources": [_source(name, s, run, stride, runs) for name, s in views.sources(run).items()],
+        "sources": [_source(name, s, run, most, runs) for name, s in views.sources(run).items()],
         "examples": [] if main is None else views.example_pairs(main),
     }
 
 
 def _source(
-    name: str, similarities: Similarities, run: Run, stride: int, runs: Sequence[Run]
+    name: str, similarities: Similarities, run: Run, most: int, runs: Sequence[Run]
 ) -> dict[str, Any]:
     order, blocks = pictures.shared_order(similarities.tasks, run, runs)
     reliability = similarities.reliability
@@ -106,7 +106,7 @@ def _source(
         "reliability": None  # `[K, T]`: two digits are what fading needs
         if reliability is None
         else plots.rounded(mean_where_known(reliability, axis=0), 2),
-        "quantities": [quantity.packed(stride) for quantity in quantities(similarities, run)],
+        "quantities": [quantity.packed(most) for quantity in quantities(similarities, run)],
     }
 
 
@@ -149,9 +149,10 @@ class Quantity:
     overall: bool = False
     averages: dict[str, int] = field(default_factory=dict)
 
-    def packed(self, stride: int) -> dict[str, Any]:
-        """Every `stride`-th step and the last, and the mean over all, as the page reads it."""
-        kept = np.unique(np.append(np.arange(0, len(self.steps), stride), len(self.steps) - 1))
+    def packed(self, most: int) -> dict[str, Any]:
+        """At most so many steps, up to the last, and the mean over all, as the page reads it."""
+        every = max(1, math.ceil(len(self.steps) / most))
+        kept = np.arange(len(self.steps))[::-every][::-1]
         num_tasks = self.values.shape[-1]
         rows, columns = np.tril_indices(num_tasks, num_tasks if self.rows else -1)
         pairs = self.values[:, :, rows, columns]

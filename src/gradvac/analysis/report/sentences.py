@@ -99,8 +99,8 @@ def run_headline(run: Run, said: Sequence[Statement]) -> Statement:
     share = _conflict_share(run)
     if not np.isnan(share):
         pairs += (
-            f" In {share:.0%} of cases, two tasks were in conflict in a training batch, whose "
-            "noise moves cosines to both sides of 0."
+            f" In training batches, two tasks were in conflict (below 0) in a layer {share:.0%} of "
+            "the time; the noise of a batch alone moves cosines to both sides of 0."
         )
     tested = [one for one in said if not np.isnan(one.p_value)]
     kinds = {one.about for one in tested}
@@ -228,7 +228,7 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
             f"{noun} of one family are {shown:.2f} {more} similar than "
             f"others{where(subset)}: {means}"
         )
-        apart = f"{abs(difference):.2f} apart without the noise of every task, "
+        apart = f"{abs(difference):.2f} with the noise of every task taken out, "
         few = ""
         if least >= SIGNIFICANT:
             few = f"; with so few {noun.lower()} p cannot be below {least:.2f}"
@@ -375,9 +375,10 @@ def describe_pairs(main: Similarities) -> list[Statement]:
     def name(pair: int) -> str:
         return f"{views.short(labels[columns[pair]])} and {views.short(labels[rows[pair]])}"
 
-    mean = f"The average cosine of two tasks is {known.mean():z.2f}"
     if len(known) == 1:
-        return [Statement(PAIRS, f"{mean}: there is only one pair, {name(best)}.")]
+        text = f"The cosine of {name(best)}, the only pair, is {known[0]:z.2f}."
+        return [Statement(PAIRS, text)]
+    mean = f"The average cosine of two tasks is {known.mean():z.2f}"
     if _shown(known.max(), known.min()) < statistics.LEAST:
         return [Statement(PAIRS, f"{mean}, and all pairs about the same.")]
     below = int((known < 0).sum())
@@ -527,10 +528,11 @@ def describe_time(main: Similarities, run: Run) -> list[Statement]:
         test = f"{p_text(p_value)}{_of_batches(main)}"
         text = f"Similarity {verb} in training, within pairs: {means} ({test})."
         return [Statement(TIME, text, claims=True, p_value=p_value)]
-    what = "a trend " + _why_no_claim(p_value)
     if np.isnan(p_value):
-        what = f"{NOT_TESTED} (too few independent steps)"
-    return [Statement(TIME, f"Over steps, {what}: {means} ({p_text(p_value)}).", p_value=p_value)]
+        text = f"Over steps, {NOT_TESTED} (too few independent steps): {means}."
+    else:
+        text = f"Over steps, a trend {_why_no_claim(p_value)}: {means} ({p_text(p_value)})."
+    return [Statement(TIME, text, p_value=p_value)]
 
 
 def describe_noise(main: Similarities, run: Run) -> list[Statement]:
@@ -553,10 +555,8 @@ def describe_noise(main: Similarities, run: Run) -> list[Statement]:
         corrected = statistics.corrected(halves, None if side == views.MODEL else side)
         if corrected is None:
             continue
-        mean, reach = corrected.mean, corrected.mean_reach
-        value = "not reliable enough to say" if np.isnan(mean) else f"{mean:z.2f}"
-        if reach < 1:  # more than a cosine can be off says nothing
-            value += f" (give or take {reach:.2f})"
+        value = f"{corrected.mean:z.2f} (give or take {corrected.mean_reach:.2f})"
+        value = "not reliable enough to say" if np.isnan(corrected.mean) else value
         parts.append(f"{value}{inside(side)}")
     if parts:
         text = (
@@ -689,10 +689,11 @@ def describe_progress(
     if len(set(labels)) < len(labels):  # one language, both ways
         labels = list(influence.tasks)
     most = _MOST_CANCELLED * influence.totals
-    moving, harm = _tasks_that_move(influence, 1), set(_clear_pairs(influence, -1))
+    moving = _tasks_that_move(influence, 1)
+    certain = {*_clear_pairs(influence, 1), *_clear_pairs(influence, -1)}
     clear = [i for i in moving if np.nanmax(influence.values[i]) <= most[i]]
     found = [
-        Statement(labels[task], _parts(influence, labels, task, harm))
+        Statement(labels[task], _parts(influence, labels, task, certain))
         for task in clear[:_MOST_PROGRESS]
     ]
     if len(clear) > _MOST_PROGRESS:
@@ -711,20 +712,21 @@ def describe_progress(
 
 
 def _parts(
-    influence: statistics.Influence, labels: list[str], task: int, harm: set[tuple[int, int]]
+    influence: statistics.Influence, labels: list[str], task: int, certain: set[tuple[int, int]]
 ) -> str:
-    """Where the predicted progress of a task comes from, in one sentence."""
+    """Where the predicted progress of a task comes from; only clear help has a name."""
     shares, own_name = influence.shares[task], influence.tasks[task]
     name = labels[task] if labels[task] == own_name else f"{labels[task]} ({own_name})"
     others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
-    helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in others[:_MOST_HELPERS]]
-    rest = float(sum(shares[j] for j in others[_MOST_HELPERS:]))
-    helpers += [f"{rest:.0%} from {count(len(others) - _MOST_HELPERS, 'other')}"] * (rest > 0)
+    named = [j for j in others if (task, j) in certain][:_MOST_HELPERS]
+    helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in named]
+    rest = [shares[j] for j in others if j not in named]
+    helpers += [f"{sum(rest):.0%} from {count(len(rest), 'other')}"] * bool(rest)
     from_itself = f"{shares[task]:.0%} of its predicted progress from its own data"
     text = f"{name} gets {listed([from_itself, *helpers])}"
     against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]
     held = [
-        f"{labels[j]} ({shares[j]:z.0%}{'' if (task, j) in harm else ', can be chance'})"
+        f"{labels[j]} ({shares[j]:z.0%}{', can be chance' * ((task, j) not in certain)})"
         for j in sorted(against, key=lambda j: shares[j])
     ]
     return text + (f"; held back by {listed(held, 4)}." if held else ".")
@@ -829,13 +831,13 @@ def is_clear(p_value: float) -> bool:
 
 
 def p_text(p_value: float) -> str:
-    """A p-value, and a verdict where it shows nothing."""
+    """A p-value, if there is one."""
     if not np.isfinite(p_value):
         return "too few for a test"
     if p_value < 0.0001:
         return "p < 0.0001"
     digits = 4 if p_value < 0.01 else 3 if p_value < 0.1 else 2
-    return f"p = {p_value:.{digits}f}" + ("" if is_clear(p_value) else ", not significant")
+    return f"p = {p_value:.{digits}f}"
 
 
 def range_text(difference: statistics.Estimate) -> str:
@@ -843,19 +845,14 @@ def range_text(difference: statistics.Estimate) -> str:
     low, high = difference.interval
     if np.isnan(low):
         return f"too few {difference.over} for a test"
-    return f"difference {low:+z.2f} to {high:+z.2f} over {difference.over}"
+    rounded = round(low, 2), round(high, 2)
+    digits = 3 if 0 in rounded or rounded[0] == rounded[1] else 2  # "+0.00" is neither side of 0
+    return f"difference {low:+z.{digits}f} to {high:+z.{digits}f} over {difference.over}"
 
 
 def count(number: int, noun: str) -> str:
     """A number and its noun: "1 task", "2 tasks"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def ordinal(number: int) -> str:
-    """As in "every 2nd step"."""
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    ending = "th" if number % 100 in (11, 12, 13) else endings.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

@@ -53,16 +53,17 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
     named = list(dict.fromkeys(levels[task] for task in tasks if task in levels))
     groups = {level: [t for t in tasks if levels.get(t) == level] for level in named}
     means = groups if len(groups) > 1 else {}
-    for level, members in {**means, ALL: tasks}.items():
-        shown = [_mean(one, members) for one in values]
-        rows.append(_row("average", "", level, shown, how, is_mean=True))
+    averages = [  # first: a long table scrolls
+        _row("average", "", level, [_mean(one, members) for one in values], how, is_mean=True)
+        for level, members in {ALL: tasks, **means}.items()
+    ]
     notes = [_note(run, how) for run in runs if run.scores]
     if len(scored) > 1:
         notes.append(
             "Differences are to the first run. One run each: another seed moves scores too; "
-            "`gradvac compare` judges methods over seeds."
+            "gradvac compare judges methods over seeds."
         )
-    return ScoreTable(how.metric, rows, notes)
+    return ScoreTable(how.metric, [*averages, *rows], notes)
 
 
 def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:

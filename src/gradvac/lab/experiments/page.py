@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def to_svg(figure: Figure) -> str:
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()
-    return svg[svg.index("<svg") :].replace(_CURRENT, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(_CURRENT, "currentColor")
+    return svg.replace(QUIET, "var(--quiet)")
 
 
 def _recolour(axes: Axes) -> None:
@@ -89,7 +91,7 @@ def _differences(comparison: Comparison) -> Figure | None:
     cells = {name: cell for name, cell in row.cells.items() if cell.against is not None}
     if not cells:
         return None
-    figure = new_figure(6.4, 0.9 + 0.34 * len(cells))
+    figure = new_figure(5.2, 0.9 + 0.34 * len(cells))
     axes = figure.add_subplot()
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color=QUIET, linewidth=1)
@@ -128,7 +130,7 @@ def _trade_off(comparison: Comparison) -> Figure | None:
     }
     if len(points) < 2:
         return None
-    figure = new_figure(6.4, 4.6)
+    figure = new_figure(5.2, 4.2)
     axes = figure.add_subplot()
     best = pareto_front([across, up], comparison.mixtures)
     if len(best) > 1:
@@ -194,7 +196,7 @@ def to_html(comparison: Comparison) -> str:
         captions=_CAPTIONS,
         tables=tables_of(comparison),
         verdict_of=_verdict_of,
-        explained=f"Verdicts: {comparison.test}. {EXPLAINED}".replace("*", ""),
+        explained=f"Verdicts: {comparison.test}. {EXPLAINED}".split("*"),  # every second in italics
         remarks=comparison.remarks,
         note=comparison.note,
     )
@@ -227,7 +229,12 @@ def answer(comparison: Comparison) -> str:
 
 
 def _side(against: Against) -> str:
-    return against.in_words(0).partition(": at most")[0]
+    return _verdict(against, 0).partition(": at most")[0]
+
+
+def _verdict(against: Against, digits: int) -> str:
+    """As in "clearly better"."""
+    return re.sub(rf"^({CLEAR}|{SUGGESTIVE}): ", r"\1ly ", against.in_words(digits))
 
 
 def _averages(comparison: Comparison) -> list[tuple[str, str, int, Against]]:
@@ -244,7 +251,7 @@ def _words(comparison: Comparison, pair: str, on: str, digits: int, against: Aga
     where = "on average" if on == comparison.rows[0].name else f"on {on}"
     is_score = on in {row.name for row in comparison.rows}
     return (
-        f"{pair}, {where}: {against.in_words(digits)}, {against.difference:+.{digits}f}"
+        f"{pair}, {where}: {_verdict(against, digits)}, {against.difference:+.{digits}f}"
         f"{f' {comparison.metric}' if is_score else ''} (95 % interval "
         f"{against.low:+.{digits}f} to {against.high:+.{digits}f})."
     )

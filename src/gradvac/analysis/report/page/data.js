@@ -1,5 +1,5 @@
 "use strict";
-// Reads the page's data: see quantities.py for how arrays were packed.
+// Reads the page's data: see payload.py for how arrays were packed.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const STYLE = DATA.style; // colours and limits, as in plots.py

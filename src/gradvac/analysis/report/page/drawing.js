@@ -64,6 +64,7 @@ function show(id, traces, layout, more = {}) {
   const entries = traces.filter((trace) => trace.showlegend !== false && trace.name);
   if (layout.showlegend !== false && traces[0].type === "scatter" && entries.length) {
     // The legend stands above the plot, which keeps its height.
+    entries.forEach((trace) => { trace.name = short(asRead(trace.name), Math.floor((layout.width - 110) / 6.6)); });
     const longest = Math.max(...entries.map((trace) => trace.name.length));
     const columns = Math.max(1, Math.floor((layout.width - 60) / (52 + 6.6 * longest)));
     const above = 10 + 19 * Math.ceil(entries.length / columns);

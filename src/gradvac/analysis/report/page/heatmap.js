@@ -25,20 +25,14 @@ function viewOf(run) {
   return components.length ? { source, quantity, components } : null;
 }
 
-// Lowest and highest value; while one moves through the steps, those of all steps.
+// Lowest and highest value, but for a few outliers that would pale the rest; while one moves through the steps, of all steps.
 function boundsOf({ quantity }) {
   if ($("colours").value === "all") return [-quantity.limit, quantity.limit];
   const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
   // Of all components: the map of layers beside it has the same colours.
   const of = (values) => {
-    let low = Infinity, high = -Infinity;
-    for (let n = 0; n < values.length; n++) {
-      const value = values[n];
-      if (value === MISSING || onDiagonal(n % quantity.shape[2])) continue;
-      if (value < low) low = value;
-      if (value > high) high = value;
-    }
-    return [low * UNIT, high * UNIT];
+    const known = values.filter((value, n) => value !== MISSING && !onDiagonal(n % quantity.shape[2])).sort(), last = known.length - 1;
+    return last < 0 ? [0, 0] : [known[Math.floor(0.0025 * last)] * UNIT, known[Math.ceil(0.9975 * last)] * UNIT];
   };
   if ($("mean").checked) return (quantity.boundsOfMeans ??= of(quantity.means));
   return (quantity.bounds ??= of(quantity.values));
@@ -76,7 +70,8 @@ class HeatMaps {
     $("step").max = Math.max(0, steps.length - 1);
     if (moved || this.first === undefined) $("step").value = $("step").max;
     this.first = false;
-    $("step").disabled = steps.length < 2;
+    $("step").disabled = $("mean").disabled = steps.length < 2;
+    $("mark").disabled = !sources.some((source) => source.reliability);
     const count = Math.max(0, ...quantities.map((quantity) => quantity.numSteps));
     const many = `${count.toLocaleString("en")} ${count === 1 ? "step" : "steps"}`;
     const shown = quantities.some((quantity) => quantity.overall) ? WHOLE
@@ -114,15 +109,15 @@ class HeatMaps {
       this.drawLayers(n, view, position);
       return;
     }
-    const bounds = this.bounds(n), as_percent = quantity.key.startsWith("share");
+    const bounds = this.bounds(n), is_share = quantity.key.startsWith("share");
     const when = quantity.overall ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const { zmin, zmax } = coloursOf(bounds);
-    const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
+    const stretch = !is_share && isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
     const unknown = values.some((row, i) => row.some((value, j) => i !== j && value === null));
     const hatched = unknown ? `; hatched: ${quantity.key === "without noise" ? "not reliable enough" : "unknown"}` : "";
     $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}${hatched}`;
     drawMatrix(`heat-${n}`, {
-      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent,
+      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent: is_share, is_share,
       blocks: byFamily ? source.blocks : [], what: quantity.key, rows: quantity.rows, columns: quantity.columns,
       reliability: $("mark").checked ? this.reliabilityOf(source, components, order) : null,
     });
@@ -154,11 +149,15 @@ class HeatMaps {
     element.removeAllListeners("plotly_click");
     element.on("plotly_click", (event) => {
       const { x, y } = event.points[0];
-      if (x !== y) this.follow(source.tasks[order[y]], source.tasks[order[x]]);
+      if (x === y) return;
+      this.follow(source.tasks[order[y]], source.tasks[order[x]]);
+      const note = $(`heat-note-${n}`);
+      note.querySelector("a")?.remove();
+      note.append(make("a", { href: "#steps" }, ` ${source.labels[order[y]]}, ${source.labels[order[x]]} over steps`));
     });
   }
 
-  // Components from first to last against pairs from the most to the least similar.
+  // Components from first to last against pairs from the highest to the lowest value.
   drawLayers(n, { source, quantity, components }, position) {
     const id = `layers-pairs-${n}`, size = source.tasks.length, found = [];
     const means = meanPairs(quantity, components, position);
@@ -167,21 +166,21 @@ class HeatMaps {
       if (i !== j && !Number.isNaN(means[p])) found.push([means[p], p, quantity.symmetric ? [j, i] : [i, j]]);
     }));
     found.sort((a, b) => b[0] - a[0]);
-    if (!found.length || source.components.length < 2) return showMessage(id, "Layers by pairs need two components, and pairs that are known.");
     const names = found.map(([, , [i, j]]) => `${source.labels[i]} ${quantity.symmetric ? "and" : "against"} ${source.labels[j]}`);
     const rows = range(source.components.length).map((k) => {
       const values = meanPairs(quantity, [k], position);
       return found.map(([, p]) => (Number.isNaN(values[p]) ? null : values[p]));
     });
+    if (rows.length < 2 || rows.flat().every((value) => value === null)) return showMessage(id, "Layers by pairs need two components in which pairs are known.");
     const width = $(id).clientWidth, narrow = width < NARROW, named = found.length <= MOST_PAIR_NAMES;
-    const labels = source.components.map((name) => short(name, narrow ? 12 : 20));
+    const labels = source.components.map((name) => short(name, narrow ? 16 : 20));
     const bounds = this.bounds(n);
     const letters = named ? Math.min(18, Math.max(...names.map((name) => name.length))) : 0;
     const room = Math.max(180, ($(`heat-${n}`).layout?.height ?? 420) - 54 - 7 * letters);
     const height = Math.max(14 * rows.length, Math.min(room, Math.max(180, 46 * rows.length))), below = named ? 12 + Math.max(6.6 * letters, widest(names.map((name) => short(name, 18)), 11)) : 26;
     const left = 16 + Math.max(6.6 * Math.max(...labels.map((label) => label.length)), widest(labels, 12));
     const share = quantity.key.startsWith("share"), form = share ? percent : cosine;
-    const trace = { type: "heatmap", z: rows, x: range(names.length), y: range(rows.length), ...coloursOf(bounds), hoverongaps: false,
+    const trace = { type: "heatmap", z: rows, x: range(names.length), y: range(rows.length), ...coloursOf(bounds, share), hoverongaps: false,
       xgap: names.length > 80 ? 0 : 0.6, ygap: 0.6,
       customdata: rows.map((row, k) => row.map((value, p) => [plain(names[p]), plain(source.components[k]), value === null ? "" : form(value)])),
       hovertemplate: `%{customdata[0]}<br>%{customdata[1]}: <b>%{customdata[2]}</b><extra></extra>`,
@@ -189,7 +188,7 @@ class HeatMaps {
     const wide = (width - left - 8) / names.length;
     if (rows.length * names.length <= MOST_CELLS_WITH_NUMBERS && wide > 22) Object.assign(trace, { text: rows.map((row) => row.map((value) => (value === null ? "" : form(value)))), texttemplate: "%{text}", textfont: { size: Math.min(12, wide / 2.8, height / rows.length / 1.6) } });
     const bare = { showgrid: false, zeroline: false, ticks: "", automargin: false, tickmode: "array" };
-    const between = "pairs, from the most to the least similar";
+    const between = "pairs, from the highest to the lowest value";
     return show(id, [trace], baseLayout(id, {
       height: Math.ceil(height + 8 + below + 30), margin: { l: left, r: 8, t: 8, b: below + 30 }, images: groundOf(rows, false),
       xaxis: axis({ ...bare, tickvals: named ? range(names.length) : [], ticktext: names.map((name) => short(name, 18)), tickangle: -90, tickfont: { size: Math.max(8, Math.min(11, wide)), color: paper().ink },

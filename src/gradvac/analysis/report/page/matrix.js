@@ -23,9 +23,14 @@ function familyMarks(blocks, narrow, cell) {
 
 // Colours for values between two bounds: centred at 0, unless all values are above it and close to
 // each other. Then the blues run over them alone, lest all look the same; the first is a clear one,
-// for the colour of the page means 0. They never run over less than a tenth. As in `HeatMap`.
-function coloursOf([low, high]) {
+// for the colour of the page means 0. They never run over less than a tenth. As in `HeatMap`. Shares
+// of steps in conflict, or altered for it, are orange alone: blue means that tasks agree.
+function coloursOf([low, high], is_share = false) {
   const scale = STYLE.scales[theme()];
+  if (is_share) {
+    const oranges = scale.filter(([at]) => at <= 0.5).map(([at, colour]) => [1 - 2 * at, colour]).reverse();
+    return { zmin: 0, zmax: Math.max(high, STYLE.leastRange), colorscale: oranges };
+  }
   if (isNarrow([low, high])) {
     const [first] = scale[STYLE.paleBlue], room = Math.max(0, STYLE.leastRange - (high - low)) / 2;
     return { zmin: low - room, zmax: high + room, colorscale: scale.slice(STYLE.paleBlue).map(([at, colour]) => [(at - first) / (1 - first), colour]) };
@@ -78,10 +83,10 @@ function walkCells(element, view, form) {
     element.cell = [i, j];
     if (!move) return void element.emit("plotly_click", { points: [{ x: j, y: i }] });
     const value = now.values[i][j];
-    said.textContent = `${now.tasks[i]}, ${now.tasks[j]}: ${value === null ? "unknown" : write(value)}`;
+    said.textContent = `${now.tasks[i]}, ${now.tasks[j]}: ${value !== null ? write(value) : i === j ? "the same task" : "unknown"}`;
     const { ink } = paper(), frames = (element.layout.shapes ?? []).filter((shape) => shape.name !== "cell");
-    Plotly.relayout(element, { shapes: [...frames, { name: "cell", type: "rect", x0: j - 0.5, x1: j + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: ink, width: 3 } }] });
-    Plotly.Fx.hover(element, [{ curveNumber: 0, pointNumber: [i, j] }]);
+    Plotly.relayout(element, { shapes: [...frames, { name: "cell", type: "rect", x0: j - 0.5, x1: j + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: ink, width: 3 } }] })
+      .then(() => Plotly.Fx.hover(element, { xval: j, yval: i })); // as long as it is drawn anew, nothing hovers
   });
 }
 
@@ -98,7 +103,7 @@ function spaced(labels, room) {
 }
 
 // A square map. `view`: values, labels, tasks, blocks, bounds, what; rows and columns in words where
-// (i, j) is not (j, i); as_percent; reliability of every cell.
+// (i, j) is not (j, i); as_percent; is_share; reliability of every cell.
 function drawMatrix(id, view) {
   const width = $(id).clientWidth, narrow = width < NARROW, size = view.labels.length;
   const most = narrow ? 10 : 22, labels = view.labels.map((label) => short(label, most));
@@ -106,13 +111,13 @@ function drawMatrix(id, view) {
   const longest = Math.min(24, Math.max(0, ...view.blocks.map(([family]) => family.length)));
   const side = narrow || !longest ? 8 : 22 + 7 * longest, edge = 14 + Math.max(7 * letters, widest(labels, 13)), named = view.rows ? 18 : 0;
   const tall = 110 + edge + named; // everything of the height but cells: the whole map fits a screen
-  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110, 9.2 * size), 96 * size)); // 9 pixels: every name has room
+  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110, 11 * size), 96 * size)); // 11 pixels: every name can be read
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: spaced(labels, cells / size), tickfont: font, showgrid: false,
     zeroline: false, ticks: "", automargin: false, fixedrange: size <= STYLE.mostNumbers };
   const form = view.as_percent ? percent : cosine, several = size <= STYLE.mostNumbers && cells / size > 21;
   const trace = {
-    type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds), hoverongaps: false, xgap: 0.6, ygap: 0.6,
+    type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds, view.is_share), hoverongaps: false, xgap: 0.6, ygap: 0.6,
     customdata: view.values.map((row, i) => row.map((value, j) => [plain(view.tasks[i]), plain(view.tasks[j]), value === null ? "" : form(value)])),
     hovertemplate: view.rows ? `${view.rows}: %{customdata[0]}<br>${view.columns}: %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`
       : `%{customdata[0]} and %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`,

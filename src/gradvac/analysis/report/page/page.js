@@ -37,7 +37,7 @@ function watchFolds() {
     if (target?.matches("details.question")) { target.open = true; target.scrollIntoView(); }
   };
   addEventListener("hashchange", follow);
-  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => setTimeout(follow)));
+  addEventListener("click", (event) => { if (event.target.closest?.("a")) setTimeout(follow); }); // also where one has been before
   follow();
 }
 

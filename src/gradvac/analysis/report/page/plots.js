@@ -21,11 +21,13 @@ function tracesOf(series, { number_format, point_words }) {
 
 function drawPlot(id, plot) {
   if (!plot.series.length) return showMessage(id, plot.missing);
-  const traces = plot.series.flatMap((series) => tracesOf(series, plot)), words = plot.point_words ?? [];
-  const named = words.length > 0, layout = lineLayout(id, plot.x_title, "");
+  const words = plot.point_words ?? [], named = words.length > 0, layout = lineLayout(id, plot.x_title, "");
+  const points = plot.series.flatMap((series) => series.points ?? []).length;
+  const bare = 45 * points > layout.width ? { "markers+text": "markers" } : {}; // names would lie on each other
+  const traces = plot.series.flatMap((series) => tracesOf({ ...series, mode: bare[series.mode] ?? series.mode }, plot));
   const yaxis = { fixedrange: !named && !plot.zooms, ...(plot.y_range && { range: plot.y_range }), ...(plot.as_percent && { tickformat: ".0%" }) };
   layout.yaxis = plot.y_title ? titled(plain(plot.y_title), yaxis) : axis(yaxis);
-  layout.xaxis = titled(plain(plot.x_title), { fixedrange: false, zeroline: !(named && plot.y_range) });
+  layout.xaxis = titled(plain(plot.x_title), { fixedrange: false, zeroline: named && !plot.y_range });
   if (named) Object.assign(layout, { hovermode: "closest", height: 340 });
   if (plot.layers) {
     const [first, last] = plot.layers, room = Math.max(1, Math.floor(layout.width / 40)); // ticks that fit
@@ -142,10 +144,10 @@ class Trajectories {
       });
     });
     const directed = series.length && seen.some(({ quantity }) => quantity.rows);
-    $("steps-note").textContent = `${shown}, ${$("component").value}: as chosen above.${directed ? ": the first task is altered, against the second" : ""}`;
-    if (seen.some(({ quantity }) => quantity.overall)) return showMessage("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
+    $("steps-note").textContent = `${shown}, ${$("component").value}, as chosen for the map${directed ? "; the first task is altered, against the second" : ""}`;
+    if (seen.some(({ quantity }) => quantity.overall)) return showMessage("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown in the map.`);
     return drawPlot("steps-plot", { series, x_title: "step", y_title: `cosine: ${shown}`, y_range: honest(series.flatMap(({ y }) => y)), number_format: ".3f", zooms: true,
-      missing: "Choose two different tasks above, or a cell of the heat map.",
+      missing: "Choose two different tasks above, or a cell of the map.",
       label: `${shown} of pairs over steps: ${this.pairs.map((pair) => pair.join(" and ")).join("; ")}` });
   }
 
