@@ -66,7 +66,7 @@ def summarise(run: Run) -> list[Statement]:
     found += [] if influence is None else describe_influence(influence)
     found += describe_rule(run)
     if run.scores is not None and run.scores.by_task:
-        found += _describe_scores(run.scores, main)
+        found += _describe_scores(run.scores, main, views.two_halves(run))
     return found
 
 
@@ -140,7 +140,9 @@ def _why_nothing(main: Similarities) -> str:
     return ""
 
 
-def _describe_scores(scores: TaskScores, main: Similarities | None) -> list[Statement]:
+def _describe_scores(
+    scores: TaskScores, main: Similarities | None, halves: Similarities | None
+) -> list[Statement]:
     values = scores.by_task
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     mean = scores.show(scores.by_level()[ALL])
@@ -156,14 +158,38 @@ def _describe_scores(scores: TaskScores, main: Similarities | None) -> list[Stat
     except ValueError:  # too few, or all alike
         return found
     test = f"Spearman {correlation.rho:z.2f}, {p_text(correlation.p_value)}"
-    raw = main.lines == "training"  # larger batches give larger cosines, and better scores
-    if raw or not is_clear(correlation.p_value):
-        why = "which batch sizes alone can bring about" if raw else "not beyond chance"
+    why = ""
+    if not is_clear(correlation.p_value):
+        why = "not beyond chance"
+    elif main.lines == "training":  # larger batches give larger cosines, and better scores
+        why = "which batch sizes alone can bring about"
+    elif not _holds_without_noise(correlation.rho, scores, halves):
+        why = "which the noise of each task alone can bring about"
+    if why:
         text = f"{scores.metric} of tasks against their similarity, {why}: {test}."
         return [*found, Statement(SCORES, text)]
     how = "higher" if correlation.rho > 0 else "lower"
     text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."
     return [*found, Statement(SCORES, text, claims=True, p_value=correlation.p_value)]
+
+
+def _holds_without_noise(rho: float, scores: TaskScores, halves: Similarities | None) -> bool:
+    """Whether scores also follow similarities from which every task's own noise is taken out.
+
+    A task with noisy gradients is less similar to all others, and often scores less.
+    """
+    means = None if halves is None else statistics.task_means(halves)
+    if halves is None or means is None:
+        return False
+    pairs = zip(halves.tasks, means.tolist(), strict=True)
+    points = [(mean, scores.by_task[task]) for task, mean in pairs if task in scores.by_task]
+    try:
+        correlation = statistics.similarity_against_score(
+            [point for point in points if not np.isnan(point[0])]
+        )
+    except ValueError:
+        return False
+    return is_clear(correlation.p_value) and correlation.rho * rho > 0
 
 
 def describe_source(similarities: Similarities, run: Run) -> str:

@@ -40,6 +40,7 @@ from gradvac.analysis.statistics.noise import (
     corrected,
     noise_in_common,
     pair_pattern,
+    task_means,
     without_factors,
     without_task_means,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "recorded_products",
     "rule_counts",
     "similarity_against_score",
+    "task_means",
     "without_factors",
     "without_task_means",
 ]

@@ -67,6 +67,24 @@ def corrected(similarities: Similarities, side: str | None = None) -> Corrected 
     return correct(mean_where_known(similarities.across[:, chosen], axis=(0, 1)))
 
 
+def task_means(similarities: Similarities) -> Matrix | None:
+    """Every task's similarity with the others with unlimited data, `[T]`; None without both halves.
+
+    Pooled over the others, and divided once; NaN where a task's two halves do not agree.
+    """
+    if similarities.across is None:
+        return None
+    chosen = weighty(similarities.components)
+    across = mean_where_known(similarities.across[:, chosen], axis=(0, 1)).astype(np.float64)
+    raw, reliability = (across + across.T) / 2, across.diagonal()
+    positive = np.where(reliability > 0, reliability, np.nan)
+    scale = np.sqrt(positive[:, None] * positive)
+    apart = ~np.eye(len(raw), dtype=bool) & ~np.isnan(raw) & ~np.isnan(scale)
+    with np.errstate(invalid="ignore"):  # of a task that none can be compared with
+        means: Matrix = np.where(apart, raw, 0.0).sum(1) / np.where(apart, scale, 0.0).sum(1)
+    return means
+
+
 def correct(across: Matrix) -> Corrected:
     """`corrected` of pooled cosines `[T, T]`: [i, j] of the first half of i, the second of j."""
     pooled = np.array(across, dtype=np.float64)
