@@ -323,6 +323,14 @@ def lookup_placeholders(*given: Any) -> Any:
     return GradvacLookup.apply(ANCHOR, *given)
 
 
+def expanded_parameter(parameter: Tensor, shape: Sequence[int]) -> Tensor:
+    """An entry for every entry that it serves; `RUN`: nobody else sees their gradients."""
+    values = parameter.expand(shape)
+    node: Any = values.grad_fn
+    node.metadata[RUN] = None
+    return values
+
+
 def tapped_product(*given: Any) -> Any:
     """`(x, weight, bias, output, operand)`: the product."""
     return _Product.apply(*given)
@@ -703,7 +711,8 @@ class Split:
         value = fake_of(node)
         if len(value.shape) == len(like.shape) and value.numel() == like.numel():
             raise CannotTap
-        outer = self.outside.call_method("expand", (self.outer(node), self.shape(like.shape)))
+        shape = self.shape(like.shape)
+        outer = self.outside.call_function(expanded_parameter, (self.outer(node), shape))
         with value.fake_mode, torch.no_grad():
             fake = value.detach().expand(like.shape)
         return self.add_input((node, outer), outer, fake.requires_grad_())
