@@ -551,6 +551,19 @@ def test_functions_at_which_a_pass_ends() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_what_is_made_of_parameters_alone_leaves_a_region() -> None:
+    """One without a tap, behind the layers, beside rows."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y, matrix = m.layers[1](m.layers[0](x)).tanh(), m.matrix * 2
+        result: Tensor = torch._dynamo.disable(torch.matmul)(y, matrix)
+        return result
+
+    layers, matrix = nn.ModuleList([Layer(), Layer()]), nn.Parameter(torch.empty(D, 3))
+    model = model_of(run, layers=layers, matrix=matrix)
+    assert_exact(model, (torch.randn(B, S, D).double(),))
+
+
 def test_torchs_contracts() -> None:
     """Hooks run once, a graph can be kept, and what the region held goes with it."""
     model = model_of(lambda m, x: m.down(m.up(x).tanh()), **linear())

@@ -184,8 +184,6 @@ def _compile_region(
 ) -> Callable[..., Any]:
     """Split a graph in two, and compile its inside."""
     split = Split(graph_module, examples, _TAP_RULES)
-    if not split.num_taps:
-        return compile_inside(graph_module, examples)
     inside = fx.GraphModule(graph_module, split.inside)
     inside.meta = {}  # what Dynamo noted there is of other inputs
     outside = fx.GraphModule(graph_module, split.outside)
@@ -568,7 +566,6 @@ class Split:
         inside: The rest.
         given: The inputs of the inside.
         sizes: Symbols of sizes, and their places among the inputs of the graph.
-        num_taps: Operations whose parameters are outside.
     """
 
     def __init__(
@@ -578,7 +575,6 @@ class Split:
         self.outside, self.inside = fx.Graph(), fx.Graph()
         self.given: dict[Any, RegionInput] = {}
         self.sizes: dict[Any, int] = {}
-        self.num_taps = 0
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
         self.parametric: set[fx.Node] = set()
@@ -624,7 +620,6 @@ class Split:
         if contributes and rule is not None:
             with suppress(CannotTap):
                 self._inner[node] = rule(self, node, output)
-                self.num_taps += 1
                 return
         self._inner[node] = self.inside.node_copy(node, self.inner)
 
