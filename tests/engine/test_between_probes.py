@@ -346,6 +346,24 @@ def test_hooks_that_do_something_else_between_probes(at: str, is_another: bool) 
         aligner.backward(distance(model(x, True)), UNSORTED)
 
 
+def test_hooks_above_a_scale_and_what_is_made_of_it() -> None:
+    """What is between the scale and its other use runs with the pass, and is called after it."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        y = m.last(torch.cat([x * m.scale.exp(), x * m.scale], -1))
+        y.register_hook(lambda gradient: 2 * gradient)
+        return y
+
+    scale = nn.Parameter(torch.randn(D))
+    model = Model(run, last=nn.Linear(2 * D, 3), scale=scale).double()
+    twin, x = copy.deepcopy(model), torch.randn(B, D, dtype=torch.float64)
+    for own, engine in ((model, "one_backward"), (twin, "per_task")):
+        aligner = Aligner(own, TASKS, Sum(WEIGHTS), engine=engine)
+        for _ in range(3):
+            aligner.backward(distance(own(x)), UNSORTED)
+    assert_same_gradients(model, twin, 1e-9)
+
+
 def test_hooks_of_graphs_that_were_made_before_the_last_backward() -> None:
     """Forwards first, then backwards: all their hooks are registered when the first begins."""
 

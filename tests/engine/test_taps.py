@@ -510,6 +510,60 @@ def test_an_output_that_wakes_up() -> None:
     assert_same_gradients(model, reference, 1e-9)
 
 
+def test_a_scale_and_what_is_made_of_it() -> None:
+    """A pass that ends at the scale leaves alone what is between it and its other uses."""
+    model = model_of(lambda m, x: m.up(x) * m.scale.exp() + m.down(x) * m.scale, **linear())
+    model.scale = nn.Parameter(torch.randn(D).double())
+    assert_exact(model, (torch.randn(B, D).double(),))
+
+
+class _Rows(torch.autograd.Function):
+    """A lookup that takes for granted that it gets a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(tokens)
+        ctx.num = len(table)
+        return table[tokens]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        (tokens,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.num, D).index_add(0, tokens, gradient), None
+
+
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*_Rows")
+def test_functions_at_which_a_pass_ends() -> None:
+    """They are not called with less than a backward gives them; `retain_grad` sees it too."""
+    kept: list[Tensor] = []
+
+    @torch._dynamo.disable
+    def look_up(table: Tensor, tokens: Tensor) -> Tensor:
+        kept.append(_Rows.apply(table, tokens))
+        kept[-1].retain_grad()
+        return kept[-1]
+
+    model = model_of(lambda m, tokens: m.down(look_up(m.table, tokens)), **linear())
+    model.table = nn.Parameter(torch.randn(V, D).double())
+    assert_exact(model, (torch.randint(0, V, (B,)),))
+    theirs, ours = kept[-2:]
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_what_is_made_of_parameters_alone_leaves_a_region() -> None:
+    """One without a tap, behind the layers, beside rows."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y, matrix = m.layers[1](m.layers[0](x)).tanh(), m.matrix * 2
+        result: Tensor = torch._dynamo.disable(torch.matmul)(y, matrix)
+        return result
+
+    layers, matrix = nn.ModuleList([Layer(), Layer()]), nn.Parameter(torch.empty(D, 3))
+    model = model_of(run, layers=layers, matrix=matrix)
+    assert_exact(model, (torch.randn(B, S, D).double(),))
+
+
 def test_torchs_contracts() -> None:
     """Hooks run once, a graph can be kept, and what the region held goes with it."""
     model = model_of(lambda m, x: m.down(m.up(x).tanh()), **linear())

@@ -184,8 +184,6 @@ def _compile_region(
 ) -> Callable[..., Any]:
     """Split a graph in two, and compile its inside."""
     split = Split(graph_module, examples, _TAP_RULES)
-    if not split.num_taps:
-        return compile_inside(graph_module, examples)
     inside = fx.GraphModule(graph_module, split.inside)
     inside.meta = {}  # what Dynamo noted there is of other inputs
     outside = fx.GraphModule(graph_module, split.outside)
@@ -321,6 +319,14 @@ def product_placeholders(*given: Any) -> Any:
 def lookup_placeholders(*given: Any) -> Any:
     """Placeholders for the output and the tokens of a lookup."""
     return GradvacLookup.apply(ANCHOR, *given)
+
+
+def expanded_parameter(parameter: Tensor, shape: Sequence[int]) -> Tensor:
+    """An entry for every entry that it serves; `RUN`: nobody else sees their gradients."""
+    values = parameter.expand(shape)
+    node: Any = values.grad_fn
+    node.metadata[RUN] = None
+    return values
 
 
 def tapped_product(*given: Any) -> Any:
@@ -560,7 +566,6 @@ class Split:
         inside: The rest.
         given: The inputs of the inside.
         sizes: Symbols of sizes, and their places among the inputs of the graph.
-        num_taps: Operations whose parameters are outside.
     """
 
     def __init__(
@@ -570,7 +575,6 @@ class Split:
         self.outside, self.inside = fx.Graph(), fx.Graph()
         self.given: dict[Any, RegionInput] = {}
         self.sizes: dict[Any, int] = {}
-        self.num_taps = 0
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
         self.parametric: set[fx.Node] = set()
@@ -616,7 +620,6 @@ class Split:
         if contributes and rule is not None:
             with suppress(CannotTap):
                 self._inner[node] = rule(self, node, output)
-                self.num_taps += 1
                 return
         self._inner[node] = self.inside.node_copy(node, self.inner)
 
@@ -703,7 +706,8 @@ class Split:
         value = fake_of(node)
         if len(value.shape) == len(like.shape) and value.numel() == like.numel():
             raise CannotTap
-        outer = self.outside.call_method("expand", (self.outer(node), self.shape(like.shape)))
+        shape = self.shape(like.shape)
+        outer = self.outside.call_function(expanded_parameter, (self.outer(node), shape))
         with value.fake_mode, torch.no_grad():
             fake = value.detach().expand(like.shape)
         return self.add_input((node, outer), outer, fake.requires_grad_())

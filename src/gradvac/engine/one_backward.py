@@ -251,7 +251,9 @@ class PlannedBackward:
         self.graph, self.plan, self.losses = builder.graph, builder.plan, builder.losses
         plan = self.plan
         self.may_be_refused = not plan.is_proven or plan.is_measured or bool(plan.unreached)
-        self.keeps_graph = bool(plan.unreached) or (self.may_be_refused and has_fallback)
+        # With hooks, nodes of parameters alone may run before they are called.
+        self.keeps_graph = self.graph.has_hooks or bool(plan.unreached)
+        self.keeps_graph |= self.may_be_refused and has_fallback
 
     def run_by_component(
         self, gradients: TaskGradients, weigh: Weigh | None = None, write: Write | None = None

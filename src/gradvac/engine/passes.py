@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gradvac.engine.graph import ANCHOR, Graph, NotSeparable, is_python_function
+from gradvac.engine.graph import ANCHOR, RUN, Graph, NotSeparable, is_python_function
 from gradvac.engine.junctions import Junction, Partition
 from gradvac.utils.hints import some
 
@@ -47,24 +47,23 @@ def run_pass(
     handles, ends = [], []
     inputs: list[Any] = []  # tensors and edges
     below: list[tuple[Any, int]] = []  # edges that let the junctions above them run
-    # Before a hook writes over it; before all layers are done, whose scales are ends if compiled.
-    is_shown_early = graph.has_hooks or partition.has_taps
     try:
         for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
-            if junction.ends and is_shown_early:
-                child, output = graph.children(junction.position)[junction.edges[0]]
-                below.append((graph.nodes[child], output))
             if number in captured:
                 ends.append((number, len(inputs), 1))
                 inputs.append(GradientEdge(node, 0))
-            elif junction.ends and not is_shown_early:
+            elif junction.ends and graph.has_hooks:  # before one writes over it, after its own
+                child, output = graph.children(junction.position)[junction.edges[0]]
+                below.append((graph.nodes[child], output))
+                handles.append(node.register_prehook(partial(arrive, number)))
+            elif junction.ends:
                 outputs = graph.num_outputs(junction.position)
-                ends.append((number, len(inputs), outputs))
+                if partition.has_taps:  # before all layers are done, whose scales are ends
+                    handles.append(_EndHook(node, outputs, partial(arrive, number)))
+                else:
+                    ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
-            elif junction.ends and not graph.has_hooks:
-                at_end = partial(_arrive_at_end, partial(arrive, number))
-                handles.append(node.register_prehook(at_end))
             elif graph.is_tap(junction.position):
                 at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
                 handles.append(node.register_prehook(at_tap))
@@ -123,12 +122,43 @@ def _arrive_at_tap(
     return (None, None) if num_needed == len(junction.edges) else None
 
 
-def _arrive_at_end(
-    arrive: Callable[[Sequence[Tensor | None]], None], gradients: Sequence[Tensor | None]
-) -> tuple[None, ...]:
-    """Show a junction the gradients of its outputs, and keep it from computing anything itself."""
-    arrive(gradients)
-    return (None,) * len(gradients)
+class _EndHook:
+    """Shows a junction at which a pass ends the gradients of its outputs.
+
+    As a hook of the outputs, which is all that runs at the end of a pass. If the node were to run,
+    so might others below it, which let go of what they saved and are still to be called.
+
+    Args:
+        node: The junction. A parameter that a region of ours was given lets go of its gradient,
+            which nobody else can see.
+        outputs: How many it has.
+        arrive: Is called with their gradients.
+    """
+
+    def __init__(
+        self, node: Any, outputs: int, arrive: Callable[[Sequence[Tensor | None]], None]
+    ) -> None:
+        self._gradients: list[Tensor | None] = []
+        self._outputs, self._arrive, self._lets_go = outputs, arrive, RUN in node.metadata
+        self._hooks: dict[int, Any] = {0: self._see}
+        with torch.enable_grad():  # each has the number of an output
+            every = torch.empty(outputs, 0, requires_grad=True).unbind()
+        for like in every:
+            like._backward_hooks = self._hooks
+            node._register_hook_dict(like)
+
+    def _see(self, gradient: Tensor | None) -> Tensor | None:
+        self._gradients.append(gradient)
+        if len(self._gradients) == self._outputs:
+            gradients, self._gradients = self._gradients, []
+            self._arrive(gradients)
+        if gradient is None or not self._lets_go:
+            return None
+        return gradient.new_zeros(()).expand(gradient.shape)
+
+    def remove(self) -> None:
+        """No longer."""
+        self._hooks.clear()
 
 
 def _arrive_after(
