@@ -26,6 +26,7 @@ from gradvac.analysis.similarities import Similarities
 from gradvac.lab.runs import TaskScores
 
 from .made_runs import make_run
+from .structure import SIZE, halves_of
 
 COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
 CODES = ("fr", "es", "de", "cs", "pl", "fi", "et")
@@ -243,6 +244,27 @@ def test_noise_is_told_from_different_lines() -> None:
     text = summary_text(replace(run, measured=(same, replace(apart, across=noise))))
     assert "two tasks would be: not reliable enough to say in the encoder" in text
     assert "was not stored; measure again" in summary_text(run)
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_scores_that_follow_the_noise_of_tasks_alone_are_no_claim(planted: bool) -> None:
+    """A noisy task is less similar to all others, however much it has in common with them."""
+    draw, num_tasks = np.random.default_rng(0), 12
+    level = np.linspace(0.25, 0.8, num_tasks)  # of what a task shares with others; of reliability
+    shared = level if planted else np.full(num_tasks, 0.5)
+    noise = np.ones(num_tasks) if planted else 1 / level - 1
+    tasks = tuple(f"t{number}" for number in range(num_tasks))
+    common, own = (draw.normal(size=(1, 8, n, SIZE)) for n in (1, num_tasks))
+    true = np.sqrt(shared)[:, None] * common + np.sqrt(1 - shared)[:, None] * own
+    halves = [true + np.sqrt(noise)[:, None] * draw.normal(size=true.shape) for _ in range(2)]
+    run = replace(
+        run_with(np.zeros((1, 4, 1, 1)), ["t0"]),
+        measured=halves_of(tasks, *halves),
+        scores=TaskScores("F1", dict(zip(tasks, level.tolist(), strict=True))),
+    )
+    text = summary_text(run)
+    assert ("more similar to the others have higher F1" in text) is planted
+    assert ("which the noise of each task alone can bring about" in text) is not planted
 
 
 def test_few_steps_are_named_alone() -> None:
