@@ -1,6 +1,8 @@
-"""What may wait in memory during one backward: fewer calls against bytes."""
+"""How much may wait in memory during one backward: fewer calls against bytes."""
 
 from dataclasses import dataclass
+
+_LEAST_BYTES = 1 << 26  # may wait in any step
 
 
 @dataclass(slots=True)
@@ -11,14 +13,34 @@ class WaitingBudget:
     """
 
     limit: int
+    stream_bytes: int | None = None  # of components, where the user asked for a number
     freed: int = 0  # by the pass so far
     operands: int = 0  # of junctions that wait to be built, beyond what is freed by building them
     gradients: int = 0  # task gradients of complete components, which wait to be weighed
+
+    @classmethod
+    def of_step(
+        cls, operand_bytes: int, parameter_bytes: int, stream_bytes: int | None
+    ) -> "WaitingBudget":
+        """A small share of what such a step needs at least, whatever the engine.
+
+        That is activations, parameters and their gradients.
+        """
+        share = (operand_bytes + 2 * parameter_bytes) >> 4
+        return cls(max(_LEAST_BYTES, share), stream_bytes)
 
     def operands_fit(self) -> bool:
         """Whether junctions may go on waiting, beside complete components."""
         return self.operands <= self.limit + max(0, self.freed - self.gradients)
 
-    def fits(self, gradient_bytes: int) -> bool:
-        """Whether components of so many bytes may wait for each other."""
-        return gradient_bytes < self.limit + self.freed
+    def gradients_fit(self) -> bool:
+        """Whether complete components may go on waiting for each other."""
+        return self._fit(self.gradients)
+
+    def all_may_wait(self, operand_bytes: int, gradient_bytes: int) -> bool:
+        """Whether all junctions and all components of a step may wait to its end."""
+        return operand_bytes <= self.limit and self._fit(gradient_bytes)
+
+    def _fit(self, gradient_bytes: int) -> bool:
+        asked = self.stream_bytes
+        return gradient_bytes < (self.limit + self.freed if asked is None else asked)

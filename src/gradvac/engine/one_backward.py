@@ -264,13 +264,13 @@ class PlannedBackward:
             The joint gradients of leaves that are not the model's.
         """
         builder, num_tasks = self.builder, len(self.losses.present)
-        operands = builder.plain.operand_bytes(self.graph)
-        budget = WaitingBudget(builder.plain.waiting_bytes(operands))
+        plain, operands = builder.plain, builder.plain.operand_bytes(self.graph)
+        budget = WaitingBudget.of_step(operands, plain.parameter_bytes, gradients.stream_bytes)
         entry_bytes = num_tasks * self.plan.lowest.itemsize
         gradients.begin(weigh, write, builder.build_waiting, entry_bytes, budget)
         # A GPU would wait for what is launched so late; hooks may write over what is captured.
         can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
-        fits = operands <= budget.limit and gradients.fit(num_tasks * builder.plain.gradient_bytes)
+        fits = budget.all_may_wait(operands, num_tasks * plain.gradient_bytes)
         return self._run(
             gradients,
             budget,

@@ -33,8 +33,6 @@ from gradvac.utils.native import native
 # takes copies. Without a GPU only calls are saved, which copies soon outweigh.
 _JOINED_BYTES = ((1 << 17, 1 << 22), (3 << 24, 1 << 29))
 
-_LEAST_BYTES = 1 << 26  # may wait in any step
-
 Target = nn.Parameter | ParameterPath
 """What task gradients are those of: a parameter, or a node between it and the junction."""
 Parts = Sequence[Tensor]
@@ -166,6 +164,7 @@ class PlainJunctions:
     Attributes:
         by_number: The plain ones.
         gradient_bytes: Of the gradient of one task, as far as it is built in any case.
+        parameter_bytes: Of all that the plan reaches.
     """
 
     def __init__(self, graph: Graph, junctions: Sequence[Junction]) -> None:
@@ -182,20 +181,12 @@ class PlainJunctions:
                 one.is_used_again, one.like = True, (one.like, *map(id, one.targets))
             one.like = kinds.setdefault(one.like, len(kinds))
         self.gradient_bytes = sum(parameter.nbytes for parameter in built)
-        self._parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
+        self.parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
 
     def operand_bytes(self, graph: Graph) -> int:
         """Of what all of them need to be built."""
         every, shape = self.by_number.values(), graph.shape
         return sum([one.operand_bytes * math.prod(shape(one.position)[:-1]) for one in every])
-
-    def waiting_bytes(self, operand_bytes: int) -> int:
-        """Of junctions that wait to be built together, and of complete components likewise.
-
-        Fewer calls against memory: a small share of what such a step needs at least, whatever the
-        engine, which is activations, parameters and their gradients.
-        """
-        return max(_LEAST_BYTES, (operand_bytes + 2 * self._parameter_bytes) >> 4)
 
 
 _ATTRIBUTES = {

@@ -266,7 +266,7 @@ class TaskGradients:
         metric: Metric | None = None,
     ) -> None:
         self.members = members
-        self._stream_bytes, self._metric = stream_bytes, metric
+        self.stream_bytes, self._metric = stream_bytes, metric
         self.table_bytes = table_bytes if metric is None else 1 << 62
         self._by_component = [
             [ParameterGradients(p, component, self.table_bytes) for p in parameters]
@@ -278,7 +278,7 @@ class TaskGradients:
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
         """A copy has parameters of its own, and holds nothing yet."""
-        settings = (self._stream_bytes, self.table_bytes, self._metric)
+        settings = (self.stream_bytes, self.table_bytes, self._metric)
         return TaskGradients, (self.members, *settings)
 
     def clear(self) -> None:
@@ -310,16 +310,11 @@ class TaskGradients:
             write: Takes updates.
             build_waiting: Adds what still waits to be built.
             entry_bytes: Of the task gradients of one entry of what waits.
-            budget: Of complete components that wait for each other, unless bytes were asked for.
+            budget: Of complete components that wait for each other.
         """
         self._weigh, self._write = weigh, write
         self._build_waiting, self._entry_bytes = build_waiting, entry_bytes
-        self._budget = WaitingBudget(1 << 28) if budget is None else budget
-
-    def fit(self, num_bytes: int) -> bool:
-        """Whether components that have so many bytes may wait for each other."""
-        asked = self._stream_bytes
-        return self._budget.fits(num_bytes) if asked is None else num_bytes < asked
+        self._budget = WaitingBudget(1 << 28, self.stream_bytes) if budget is None else budget
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Take what a junction contributes to a parameter."""
@@ -344,7 +339,7 @@ class TaskGradients:
         for gradients in self._by_component[component]:
             waits = self._entry_bytes * gradients.parameter.numel()
             self._budget.gradients += gradients.nbytes if gradients.has_begun else waits
-        if not self.fit(self._budget.gradients):
+        if not self._budget.gradients_fit():
             self._weigh_ready()
 
     def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
