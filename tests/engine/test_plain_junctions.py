@@ -297,3 +297,25 @@ def test_recomputed_gradients_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
         aligner.backward(model(x).square().mean(1), [row % len(TASKS) for row in range(9)])
     assert len(alive) >= 12
     assert most[0] <= 3, "a weight, its shift, and the next"
+
+
+def test_operands_are_freed_as_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are shown during the pass; one that reads them before it holds them to the end."""
+    monkeypatch.setattr(builder.GradientBuilder, "capture", lambda _: {})
+    build, alive = plain_junctions.build_together, list[int]()
+
+    def watched(arrived: Any) -> Any:
+        gradients = [weakref.ref(one.gradient) for one in arrived]
+        for built in build(arrived):
+            yield built
+            alive.append(sum(one() is not None for one in gradients))
+
+    monkeypatch.setattr(builder, "build_together", watched)
+    model = nn.Sequential(*(nn.Linear(D + n, D + n + 1) for n in range(4)))
+    twins = Twins(Case(model.double(), output, (torch.randn(B, S, D).double(),)), GradVac)
+    twins.step(UNSORTED)
+    del alive[:]
+    twins.step(SORTED)
+    assert len(alive) == 8  # weights and shifts of four shapes
+    assert alive == sorted(alive, reverse=True)
+    assert alive[-1] <= 1
