@@ -1,6 +1,6 @@
 """Controls: what remains of GradVac's effect when one thing about it is taken away.
 
-Used by the sweeps `controls`, `twin`, `one_gpu_rest` and `one_gpu_last`, as in
+Used by the sweeps `controls`, `twin`, `one_gpu` and `one_gpu_many`, as in
 
     "align.rule" = "studies/controls.py:Control"
     "align.options" = { control = "norm", vaccinated = "low" }

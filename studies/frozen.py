@@ -1,6 +1,6 @@
 """Constant weights by component: another rule's average. Does adapting matter, or the average?
 
-Used by the sweeps `controls`, `twin`, `one_gpu_rest` and `one_gpu_last`, as in
+Used by the sweeps `controls`, `twin`, `one_gpu` and `one_gpu_many`, as in
 
     "align.rule" = "studies/frozen.py:Frozen"
     "align.options.run" = "{run:gradvac}"           # the GradVac run of the same seed

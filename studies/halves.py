@@ -1,6 +1,6 @@
 """Similarities without the noise of a batch, from two half-batches of every task.
 
-Used by the sweeps `controls`, `one_gpu_more`, `one_gpu_rest` and `one_gpu_last`, as in
+Used by the sweeps `controls`, `one_gpu` and `one_gpu_many`, as in
 
     "align.rule" = "studies/halves.py:Halves"
     "align.options" = { vaccinated = "low" }

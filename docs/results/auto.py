@@ -31,39 +31,38 @@ class Setting(NamedTuple):
         name: In words.
         sizes: Rows of every task.
         num_rows: That training sees.
-        table: Of the published numbers.
         methods: Temperature -> method.
+        part: Of the published numbers.
     """
 
     name: str
     sizes: dict[str, int]
     num_rows: float
-    table: str
     methods: dict[float, str]
+    part: str = "methods"
 
 
 _SHORT = {1: "temperature1", 2: "temperature2", 3: "temperature3", 5: "joint"}
 _MANY = {n: f"many_temperature{n}" for n in (1, 2, 5)}
 FITTED = (
-    Setting("4 languages, 1,500 steps", FOUR, 1500 * 300, "mixture", _SHORT),
-    Setting("19 languages, 1,200 steps", MANY, 1200 * 600, "many", _MANY),
+    Setting("4 languages, 1,500 steps", FOUR, 1500 * 300, _SHORT),
+    Setting("19 languages, 1,200 steps", MANY, 1200 * 600, _MANY),
 )
+_FULL = {n: f"full-temperature={n}.0" for n in (2, 5)}
 CHECKED = (
-    Setting("4 languages, 3,000 steps", FOUR, 3000 * 300, "long",
+    Setting("4 languages, 3,000 steps", FOUR, 3000 * 300,
             {2: "long_temperature2", 5: "long_joint"}),
-    Setting("4 languages, full length", FOUR, 3500 * 600, "full",
-            {2: "full_temperature2", 5: "full_joint"}),
-    Setting("into English, 1,500 steps", FOUR, 1500 * 300, "into_english",
+    Setting("4 languages, full length", FOUR, 3500 * 600, _FULL),
+    Setting("into English, 1,500 steps", FOUR, 1500 * 300,
             {2: "into_english_temperature2", 5: "into_english"}),
-    Setting("constructed", CONSTRUCTED, 1100 * 51, "constructed", {2: "temperature2", 5: "joint"}),
+    Setting("constructed", CONSTRUCTED, 1100 * 51, {2: "temperature2", 5: "joint"}, "constructed"),
 )  # fmt: skip
 
 
 def losses(setting: Setting, published: Mapping[str, Any]) -> dict[float, float]:
     """Temperature -> the best development loss."""
-    methods = published["tables"][setting.table]["methods"]
     return {
-        temperature: float(methods[name]["losses"]["dev/loss, best weights"][0])
+        temperature: float(published[setting.part][name]["loss"][0])
         for temperature, name in setting.methods.items()
     }
 

@@ -2,17 +2,16 @@
 
     python docs/results/write_results.py        (a test compares the pages with what this writes)
 
-`published.json` has what is left of the 368 runs behind most pages: for every method its seeds,
-its mean score with the reach of its 95 % interval, on average, by resource level and by task, its
-losses and its cost; every difference with its interval; cosines, and what rules did to the update.
-The other files have the scores of single runs. The text between two marks
-of a page is written here, all other text by hand.
+`published.json` is what `compute.py` finds in the runs that are kept: for every method its mean
+score with the reach of its 95 % interval, on average, by resource level and by task, and its best
+development loss; every difference with its interval; cosines, and what rules did to the update.
+The other files have the scores of single runs. The text between two marks of a page is written
+here, all other text by hand.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,6 +58,63 @@ _UPDATES = {
     "weight_of_others": ("of the others", ".3f"),
     "weights_vary": ("weights vary", ".0%"),
 }
+_NOISE = {
+    "cosine": ("mean cosine", ".3f"),
+    "from_step_to_step": ("from step to step", ".3f"),
+    "between_pairs": ("between pairs", ".3f"),
+    "of_the_variance": ("of the variance", ".0%"),
+    "alike": ("alike in another seed", ".2f"),
+}
+_LENGTHS = {
+    "ratio": ("length, of the plain sum", ".2f"),
+    "varies": ("that varies by", ".0%"),
+    "follows": ("correlation with the cosine of the batch", "+.2f"),
+    "sums_vary": ("lengths of plain sums vary by", ".0%"),
+    "updates_vary": ("of updates", ".0%"),
+}
+_MEASURED = ("gradvac", "long_gradvac", "large_batches_gradvac", "preconditioned", "many_gradvac")
+_LONGER = (
+    *("gradvac", "norm", "frozen", "many_gradvac", "many_norm", "many_frozen"),
+    *("many_direction", "many_length", "many_without_noise"),
+)
+_RULES = (
+    *("gradnorm", "mgda", "pcgrad", "pcgrad_layers", "gradvac_fixed", "gradvac_model", "gradvac"),
+)
+_SCORES = {  # page -> mark -> the methods of a table of absolute scores
+    "table1.md": {
+        "scores": ("joint", *_RULES, "gradvac_all", "bilingual"),
+        "long": ("long_joint", "long_gradvac", "long_temperature2", "long_temperature2_gradvac"),
+        "full": ("full-temperature=5.0", "full_gradvac", "full-temperature=2.0"),
+        "into_scores": (
+            *("into_english", *(f"into_english_{rule}" for rule in _RULES)),
+            *("into_english_bilingual", "into_english_temperature2"),
+        ),
+    },
+    "table2.md": {
+        "scores": (
+            *("many_temperature5", "many_temperature1", "many_temperature2", "many_gradvac"),
+            *("many_norm", "many_direction", "many_frozen", "many_length", "many_without_noise"),
+        ),
+    },
+    "tables6to8.md": {
+        "scores": (
+            *("gradvac", "gradvac_high", "gradvac_all", "gradvac_model", "gradvac_sides"),
+            *("gradvac_matrices", "gradvac_beta1", "gradvac_beta3"),
+        ),
+    },
+    "beyond.md": {
+        "mixture": (
+            *("joint", "temperature1", "temperature2", "temperature3", "half_weight", "unimax"),
+            *("cooldown", "high_then_joint"),
+        ),
+        "attempts": (
+            *("joint", "gradvac", "temperature2_gradvac", "gradvac_fixed_length", "without_noise"),
+            *("preconditioned", "encoder_only", "decoder_only", "table_only", "early", "late"),
+            *("large_batches", "large_batches_gradvac", "small", "small_gradvac"),
+        ),
+        "controls": ("joint", "gradvac", "norm", "shuffled", "random", "frozen"),
+    },
+}
 _FOUR_LANGUAGES = (
     "Tatoeba, English with French (21k pairs), Czech (31k), Hindi and Turkish (3,000 each)",
     "Transformer, 2 + 2 layers, 256 wide, 8,000 pieces (full length: 4 + 4 layers)",
@@ -77,15 +133,15 @@ _COSINES = (
 _SETTINGS = {
     "table1.md": (
         *_FOUR_LANGUAGES,
-        "# and one_gpu_more, _rest, _last, _full, _seeds; at full length: table1, bilingual",
-        "gradvac sweep one_gpu data.root=DATA --jobs 14",
+        "# at full length: one_gpu_full, auto_four",
+        "gradvac sweep one_gpu data.root=DATA --jobs 15",
     ),
     "table2.md": (
         "Tatoeba, English into 19 languages of 1,300 to 60,000 pairs",
         "Transformer, 2 + 2 layers, 256 wide, 16,000 pieces",
         "1,200 of 8,192 tokens",
-        "# and one_gpu_rest, one_gpu_last; at full length: massive",
-        "gradvac sweep one_gpu_more data.root=DATA --jobs 14",
+        "# at full length: massive",
+        "gradvac sweep one_gpu_many data.root=DATA --jobs 15",
     ),
     "table3.md": (
         "Universal Dependencies, English cut to 2,000 sentences; entities from WikiAnn and five "
@@ -99,7 +155,7 @@ _SETTINGS = {
     "tables6to8.md": (
         *_FOUR_LANGUAGES,
         "# at full length: tables6to8",
-        "gradvac sweep one_gpu_rest data.root=DATA --jobs 14",
+        "gradvac sweep one_gpu data.root=DATA --jobs 15",
     ),
     "figure1.md": (*_COSINES, "gradvac sweep one_gpu_figures data.root=DATA --jobs 6"),
     "figure2.md": (
@@ -107,7 +163,7 @@ _SETTINGS = {
         "# at full length: directions, trilingual",
         "gradvac sweep one_gpu_figures data.root=DATA --jobs 6",
     ),
-    "figure3.md": (*_FOUR_LANGUAGES, "gradvac sweep one_gpu data.root=DATA --jobs 14"),
+    "figure3.md": (*_FOUR_LANGUAGES, "gradvac sweep one_gpu data.root=DATA --jobs 15"),
     "figure4.md": (
         *_COSINES,
         "# at full length: directions",
@@ -125,8 +181,8 @@ _SETTINGS = {
     ),
     "beyond.md": (
         *_FOUR_LANGUAGES,
-        "# and one_gpu_last; at full length: controls, mixture",
-        "gradvac sweep one_gpu_rest data.root=DATA --jobs 14",
+        "# at full length: controls, mixture",
+        "gradvac sweep one_gpu data.root=DATA --jobs 15",
     ),
     "constructed.md": (
         "ten [constructed languages](../languages.md), 400 to 5,000 pairs each",
@@ -136,10 +192,9 @@ _SETTINGS = {
         "gradvac sweep constructed --jobs 5",
     ),
 }
-_ORIGIN = """**Where the numbers come from.** [published.json](published.json) has the means and
-intervals that are left of these runs; `python docs/results/write_results.py` writes the tables and
-pictures of this page from it. The scores of single runs were
-[not kept](protocol.md#from-numbers-to-pages): any other statistic needs the training again.
+_ORIGIN = """**Where the numbers come from.** [runs.tar.xz](runs.tar.xz) has the scores of every run
+by sentence; `python docs/results/compute.py` computes [published.json](published.json) from it, and
+`write_results.py` this page's tables and pictures from that.
 """
 _TAGGING_ORIGIN = """**Where the numbers come from.** [tagging.json](tagging.json) has the scores of
 every run; `python docs/results/write_results.py` computes this page from it.
@@ -166,12 +221,11 @@ def similarity_verdict(row: Row) -> str:
     Where languages were tested, that counts: what seeds share may be chance.
     """
     _, low, high = row["difference"]
-    if row.get("outlived_correction"):
-        return "clear"
-    told = re.search(r"p (?:=|at most) ([\d.]+)", row["over_languages"])
-    if told and float(told[1]) >= _LEVEL:
+    if row["p"] < _LEVEL:
+        return "clear" if row.get("outlived_correction") else "suggestive"
+    if low > 0 or high < 0:
         return "not shown over languages"
-    return "suggestive" if low > 0 or high < 0 else f"not shown: at most {max(-low, high):.3f}"
+    return f"not shown: at most {max(-low, high):.3f}"
 
 
 def interval(numbers: Sequence[float], digits: int = 2) -> str:
@@ -216,22 +270,18 @@ def similarity(rows: Sequence[Row]) -> str:
     )
 
 
-def scores(published: Row, *names: str) -> str:
+def scores(by_method: Row, names: Sequence[str]) -> str:
     """Absolute scores: methods by tasks, or by resource levels if there are many tasks."""
-    methods = {
-        method: own
-        for name in names
-        for method, own in published["tables"][name]["methods"].items()
-    }
-    first = next(iter(methods.values()))
+    first = by_method[names[0]]
     kind = "tasks" if len(first["tasks"]) <= _MOST_TASKS else "levels"
     head = ["BLEU", "seeds", "average", *first[kind], "development loss"]
     lines = []
-    for method, own in methods.items():
-        loss = own.get("losses", {}).get("dev/loss, best weights")
-        numbers = [own["average"], *(own.get(kind, {}).get(key, []) for key in first[kind])]
-        cells = [_mean(one, 2) for one in numbers]
-        lines.append([method, str(own["seeds"]), *cells, _mean(loss or [], 3)])
+    for name in names:
+        own = by_method[name]
+        cells = [
+            _mean(one, 2) for one in (own["average"], *(own[kind][key] for key in first[kind]))
+        ]
+        lines.append([name, str(own["seeds"]), *cells, _mean(own.get("loss", []), 3)])
     return table(head, lines)
 
 
@@ -284,8 +334,9 @@ def together(rows: Sequence[Row]) -> str:
         head,
         [
             (
-                *(row["methods"], row["num"], interval(row["bleu"]), row["differ"]),
-                *(interval(row["dev_loss"], 4), row["dev_loss_differ"]),
+                *(row["methods"], row["num"], interval(row["bleu"])),
+                *(f"p = {row['bleu_differ']:.2f}", interval(row["dev_loss"], 4)),
+                f"p = {row['dev_loss_differ']:.3f}",
             )
             for row in rows
         ],
@@ -318,14 +369,33 @@ def cosines(rows: Sequence[Row]) -> str:
     return table([*head, "different lines"], lines)
 
 
-def updates(by_method: Mapping[str, Row]) -> str:
-    """What rules did to the update."""
+def numbers(by_method: Row, columns: Mapping[str, tuple[str, str]], names: Sequence[str]) -> str:
+    """What records say of methods: column -> its name, and the form of its numbers."""
     lines = []
-    for method, row in by_method.items():
-        known = ((row[key], form) for key, (_, form) in _UPDATES.items())
-        cells = ("" if value is None else f"{value:{form}}" for value, form in known)
-        lines.append([method, *cells])
-    return table(["method", *(name for name, _ in _UPDATES.values())], lines)
+    for name in names:
+        known = ((by_method[name][key], form) for key, (_, form) in columns.items())
+        lines.append([name, *("" if one is None else f"{one:{form}}" for one, form in known)])
+    return table(["method", *(name for name, _ in columns.values())], lines)
+
+
+def again(by_method: Row) -> str:
+    """How far runs of one method and seed on the same batches differ."""
+    rows = [[name, str(own["seeds"]), f"{own['dev_loss']:.4f}"] for name, own in by_method.items()]
+    return table(["method", "seeds", "largest difference of development loss"], rows)
+
+
+def early(found: Row) -> str:
+    """How soon development losses rank methods as at the end."""
+    (first, short), (second, long) = found.items()
+    head = [f"step of {int(first):,}", "rank correlation", "lost"]
+    head += [f"step of {int(second):,}", "rank correlation", "lost"]
+    return table(
+        head,
+        [
+            [f"{a[0]:,}", f"{a[1]:.2f}", f"{a[2]:.4f}", f"{b[0]:,}", f"{b[1]:.2f}", f"{b[2]:.4f}"]
+            for a, b in zip(short["steps"], long["steps"], strict=True)
+        ],
+    )
 
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:
@@ -339,20 +409,22 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
     of_many = named(many, MANY)
     assert len(of_many) == len(many), "every row about many languages has a name"
     choices = [row for row in paper if row["said"].startswith("Table")]
-    written = {
-        "table1.md": {
-            "claims": claims([row for row in paper if row not in into + many + choices]),
-            "into": claims(into),
-            "scores": scores(published, "table1"),
-            "bilingual": scores(published, "bilingual"),
-            "long": scores(published, "long"),
-            "full": scores(published, "full"),
-            "into_scores": scores(published, "into_english"),
-        },
-        "table2.md": {
-            "claims": claims(of_many),
-            "scores": scores(published, "many", "many_controls"),
-        },
+    written: dict[str, dict[str, str]] = {
+        page: {mark: scores(published["methods"], names) for mark, names in own.items()}
+        for page, own in _SCORES.items()
+    }
+    written["table1.md"] |= {
+        "claims": claims([row for row in paper if row not in into + many + choices]),
+        "into": claims(into),
+    }
+    written["table2.md"]["claims"] = claims(of_many)
+    written["tables6to8.md"]["claims"] = claims(choices)
+    written["beyond.md"] |= {
+        "ours": claims([row for row in ours if row not in many]),
+        "together": together(published["together"]),
+    }
+    made = published["constructed"]
+    written |= {
         "table3.md": {
             "claims": claims(published["claims"]["tagging"]),
             **{
@@ -360,26 +432,22 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
                 for kind, by_method in _read(folder / "tagging.json").items()
             },
         },
-        "tables6to8.md": {"claims": claims(choices), "scores": scores(published, "tables6to8")},
         "figure1.md": {"claims": similarity(similar[:6])},
         "figure2.md": {"claims": similarity(similar[6:11]), "bleu": similarity(similar[26:27])},
-        "figure3.md": {"updates": updates(published["updates"])},
+        "figure3.md": {"updates": numbers(published["updates"], _UPDATES, [*published["updates"]])},
         "figure4.md": {"claims": similarity(similar[11:23])},
         "figure9.md": {"claims": similarity(similar[23:25])},
         "figure11.md": {"claims": similarity(similar[25:26])},
         "geometry.md": {"cosines": cosines(published["cosines"])},
-        "beyond.md": {
-            "ours": claims([row for row in ours if row not in many]),
-            "tuned": claims(published["claims"]["tuned"]),
-            "together": together(published["together"]),
-            "mixture": scores(published, "mixture"),
-            "tuned_scores": scores(published, "tuned"),
-            "attempts": scores(published, "attempts", "large_batches", "small"),
-            "controls": scores(published, "controls"),
+        "why.md": {
+            "noise": numbers(published["noise"], _NOISE, _MEASURED),
+            "lengths": numbers(published["lengths"], _LENGTHS, _LONGER),
+            "again": again(published["again"]),
+            "early": early(published["early"]),
         },
         "constructed.md": {
             "claims": claims(published["claims"]["constructed"]),
-            "scores": scores(published, "constructed"),
+            "scores": scores(made, [*made]),
         },
         "auto.md": {"law": law_table(published)},
         "transfer.md": transfer.parts(by_pair),
@@ -436,7 +504,7 @@ def arms(study: ModuleType) -> list[Row]:
 
 
 def read_published(folder: Path) -> Row:
-    """What is left of the runs, with the differences in tagging, whose scores are all there."""
+    """What was computed from the runs, with the differences in tagging."""
     published = _read(folder / "published.json")
     said = {**published["claims"], "tagging": tagging_claims(_read(folder / "tagging.json"))}
     return {**published, "claims": said}
