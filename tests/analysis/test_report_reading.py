@@ -60,7 +60,8 @@ def test_picture_first(page: Page, odd: Path, tmp_path: Path, width: int) -> Non
     for path in (plain, odd):
         page.open(path, width=width)
         top = "document.querySelector('.plot svg').getBoundingClientRect().top"
-        assert page.js(top) < 600
+        controls = "document.querySelector('#view').getBoundingClientRect().bottom"
+        assert page.js(controls) <= page.js(top) < 600
         assert page.find(".headline").is_displayed()
         cells = page.js(
             "(r => [r.width, r.height, r.bottom])"

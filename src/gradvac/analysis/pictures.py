@@ -385,17 +385,20 @@ def _known_pairs(one: Matrix, other: Matrix) -> tuple[NDArray[np.intp], NDArray[
     return rows[known], columns[known]
 
 
+def _of_points(num: int) -> dict[str, Any]:
+    """Many points are small and faint: where they lie on each other, more of them are darker."""
+    less = min(1.0, (50 / max(num, 1)) ** 0.3)
+    return {"mode": "markers", "size": round(8 * less, 1), "alpha": max(0.4, round(0.75 * less, 2))}
+
+
 def distance_plot(runs: Sequence[Run]) -> Plot:
     """Similarity of every pair against its known distance, in all sections of all runs."""
     series = []
     for number, run in enumerate(runs):
         for colour, (subset, matrix, far) in enumerate(_with_distances(run)):
             labels, pairs = task_names.labels(subset.tasks), _known_pairs(matrix, far)
-            look: dict[str, Any] = {
-                "mode": "markers",
+            look = _of_points(len(pairs[0])) | {
                 "marker": _RUN_MARKERS[number % len(_RUN_MARKERS)],
-                "size": 5 if len(pairs[0]) > 200 else 8,
-                "alpha": 0.75,
                 "points": [f"{labels[j]} and {labels[i]}" for i, j in zip(*pairs, strict=True)],
             }
             name = _of_run(subset.name, run, runs)
@@ -426,7 +429,7 @@ def distance_panels(run: Run) -> list[Plot]:
         way = f"{subset.direction}: " if subset.direction else ""
         is_outward = bool(way) and not task_names.is_into_pivot(subset.direction)
         name = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
-        look: dict[str, Any] = {"mode": "markers", "alpha": 0.6}
+        look = _of_points(len(pairs[0]))
         series = Series(name, far[pairs], matrix[pairs], int(is_outward), **look)
         by_side.setdefault(subset.side, []).append(series)
     both = honest_range(all_values([one for series in by_side.values() for one in series]))

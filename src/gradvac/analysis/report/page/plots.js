@@ -11,7 +11,7 @@ function tracesOf(series, { number_format, point_words }) {
     line: { color, dash: DASHES[series.dash % DASHES.length], width: 2 }, marker: { size, symbol } };
   if (points?.length) {
     Object.assign(trace, { customdata: points.map(plain), cliponaxis: mode === "markers",
-      marker: { color, symbol, size, opacity: alpha, line: { width: alpha < 1 ? 1.4 : 0, color } },
+      marker: { color, symbol, size, opacity: alpha, line: { width: alpha < 1 ? size / 6 : 0, color } },
       hovertemplate: `%{customdata}<br>${point_words[1]} %{x:.2f}, ${point_words[2]} <b>%{y:.2f}</b><extra></extra>` });
     if (mode.includes("text")) Object.assign(trace, { text: points.map((name) => short(name, 12)), textposition: "top center", textfont: { size: 10, color: paper().quiet } });
   }
@@ -28,7 +28,7 @@ function drawPlot(id, plot) {
   const yaxis = { fixedrange: !named && !plot.zooms, ...(plot.y_range && { range: plot.y_range }), ...(plot.as_percent && { tickformat: ".0%" }) };
   layout.yaxis = plot.y_title ? titled(plain(plot.y_title), yaxis) : axis(yaxis);
   layout.xaxis = titled(plain(plot.x_title), { fixedrange: false, zeroline: named && !plot.y_range });
-  if (named) Object.assign(layout, { hovermode: "closest", height: 340 });
+  if (named) Object.assign(layout, { hovermode: "closest", height: 340, legend: { ...layout.legend, itemsizing: "constant" } });
   if (plot.layers) {
     const [first, last] = plot.layers, room = Math.max(1, Math.floor(layout.width / 40)); // ticks that fit
     layout.xaxis = titled(plot.x_title, { tick0: first, dtick: Math.floor((last - first) / room) + 1, range: [first - 0.4, last + 0.4], zeroline: false });
