@@ -577,6 +577,7 @@ class Split:
         self.sizes: dict[Any, int] = {}
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
+        self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
         self.parametric: set[fx.Node] = set()
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
@@ -680,7 +681,10 @@ class Split:
         return inner if fake_of(node).dtype == dtype else self.cast(inner, dtype)
 
     def cast(self, inner: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return self.inside.call_method("to", (inner, dtype))
+        """Once for all that take it so: an operand of several products is kept once."""
+        if (inner, dtype) not in self._casts:
+            self._casts[inner, dtype] = self.inside.call_method("to", (inner, dtype))
+        return self._casts[inner, dtype]
 
     def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """A shape outside."""
