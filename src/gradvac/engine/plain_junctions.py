@@ -110,13 +110,6 @@ class PlainJunction:
             values.append(getattr(node, value_name))
         return tuple(values)
 
-    def frees(self, graph: Graph, values: Sequence[Tensor]) -> int:
-        """Bytes of its input that the forward has kept until now: a checkpoint makes it anew."""
-        if not self.kind.saved:
-            return 0
-        raw = getattr(graph.nodes[self.position], _ATTRIBUTES[self.kind.saved[0]][0])
-        return values[0].nbytes if raw.unpack_hook is None else 0
-
 
 class Arrived(NamedTuple):
     """What a junction needs to be built."""
@@ -125,7 +118,6 @@ class Arrived(NamedTuple):
     saved: tuple[Tensor, ...]
     gradient: Tensor
     segments: Segments
-    frees: int  # bytes that the forward saved, once it is built
 
     @property
     def first(self) -> Tensor:
@@ -165,6 +157,7 @@ class PlainJunctions:
         by_number: The plain ones.
         gradient_bytes: Of the gradient of one task, as far as it is built in any case.
         parameter_bytes: Of all that the plan reaches.
+        kept_share: What the forward keeps, and a pass frees, by byte of what they are built from.
     """
 
     def __init__(self, graph: Graph, junctions: Sequence[Junction]) -> None:
@@ -182,6 +175,7 @@ class PlainJunctions:
             one.like = kinds.setdefault(one.like, len(kinds))
         self.gradient_bytes = sum(parameter.nbytes for parameter in built)
         self.parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
+        self.kept_share = graph.kept_bytes(num_uses) / max(1, self.operand_bytes(graph))
 
     def operand_bytes(self, graph: Graph) -> int:
         """Of what all of them need to be built."""
