@@ -252,6 +252,16 @@ TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
 _OURS = __name__.partition(".")[0]
 
 
+@lru_cache(maxsize=64)
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
+
+
+def without_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of this shape, never to be written."""
+    return _zero(dtype, device).expand(tuple(shape))
+
+
 _Kind = tuple[str, tuple[Callable[[Any], object], ...]]
 _KINDS: dict[type, _Kind] = {}  # names of nodes, and what reads settings; asking a node is slow
 

@@ -132,10 +132,10 @@ class Arrived(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Building it together with others would cost more than it saves."""
-        x = self.first
-        if self.junction.kind.is_in_place(x, self.junction.width):
+        x, junction = self.first, self.junction
+        if self.nbytes <= _JOINED_BYTES[x.is_cuda][0]:
             return False
-        return self.nbytes > _JOINED_BYTES[x.is_cuda][0]
+        return not junction.kind.is_in_place(x, junction.width)
 
 
 class BuiltStack(NamedTuple):
