@@ -165,9 +165,8 @@ class GradientBuilder:
 
         Or if they are measured, and there is no gradient yet.
         """
-        weight, key = junction.weight, (junction.number, 0)
-        num_bytes = weight.nbytes if isinstance(weight, Tensor) else 0
-        if self._num_tasks * num_bytes > self._sink.table_bytes:
+        key = (junction.number, 0)
+        if self._num_tasks * junction.weight_bytes > self._sink.table_bytes:
             return None
         if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None

@@ -60,6 +60,7 @@ class PlainJunction:
         position: Of its node.
         kind: Its operation.
         weight: What its output gradient is multiplied for; of a shift alone, the shift.
+        weight_bytes: Of the weight, if it is a parameter.
         shift: What is added to its output.
         width: Of its output.
         is_transposed: Task gradients of the weight are gradient^T x, not x^T gradient.
@@ -74,6 +75,7 @@ class PlainJunction:
     position: int
     kind: Kind
     weight: Target
+    weight_bytes: int
     shift: Target | None
     width: int
     is_transposed: bool
@@ -100,14 +102,13 @@ class PlainJunction:
             return None if operand is None else (operand.reshape(-1, operand.shape[-1]),)
         if "mat1" in names and not node._saved_alpha == node._saved_beta == 1:
             return None
-        if not is_early:
-            return tuple([saved(node, name) for name in names])
         values = []
         for name in names:
             raw_name, value_name = _ATTRIBUTES[name]
-            if getattr(node, raw_name).unpack_hook is not None:  # a checkpoint, the host
+            is_kept = getattr(node, raw_name).unpack_hook is None  # else a checkpoint, the host
+            if is_early and not is_kept:
                 return None
-            values.append(getattr(node, value_name))
+            values.append(getattr(node, value_name) if is_kept else saved(node, name))
         return tuple(values)
 
 
@@ -217,6 +218,7 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
         position=position,
         kind=kind,
         weight=weight,
+        weight_bytes=weight.nbytes if isinstance(weight, Tensor) else 0,
         shift=shift,
         width=width,
         is_transposed=is_transposed,
