@@ -331,6 +331,20 @@ def test_a_number_keeps_the_dtype() -> None:
     assert y.dtype == torch.float32
 
 
+def test_an_operand_of_several_products_is_kept_once() -> None:
+    """Under autocast it is cast, and each product would keep a copy of its own."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        return m.one(x) * m.other(x)
+
+    model = model_of(run, one=nn.Linear(D, D), other=nn.Linear(D, D)).float()
+    called = torch.compile(model, backend=uncompiled)
+    with torch.autocast("cpu", torch.bfloat16):
+        node: Any = called(torch.randn(B, S, D)).grad_fn
+    kept = {one.data_ptr() for one in node.saved_tensors if one.numel() == B * S * D}
+    assert len(kept) == 3  # the operand, and both factors
+
+
 def test_an_output_that_is_an_input() -> None:
     """Its node is that of the region before, where rows move; they lie in order when looked at."""
 

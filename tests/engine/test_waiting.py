@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, Sum
 from gradvac.engine.graph import Graph
@@ -105,3 +106,16 @@ def test_functions_of_cpp_are_given_copies() -> None:
     parameters = {*first.parameters(), *last.parameters()}
     partition = find_junctions(graph, parameters, lambda _: ROWS, ())
     assert ["Graph" in graph.names[position] for position in partition.writers] == [True]
+
+
+def test_what_a_pass_will_free() -> None:
+    """Each input once; no parameters, and nothing that a checkpoint makes anew."""
+    x, layers = numbers(ROWS, D).float(), [nn.Linear(D, D) for _ in range(2)]
+    every = [parameter for layer in layers for parameter in layer.parameters()]
+    inner = layers[0](x).sin()
+    kept = Graph([(layers[1](inner) * layers[1](inner)).sum(1)]).kept_bytes(every)
+    assert kept == 5 * x.nbytes  # x, what the sine is of, its value, and both factors
+    again = checkpoint(lambda: layers[1](layers[0](x).sin()), use_reentrant=False)
+    assert Graph([again.sum(1)]).kept_bytes(every) == 0
+    sparse = torch.eye(ROWS).to_sparse()
+    assert Graph([torch.sparse.mm(sparse, layers[0](x)).sum(1)]).kept_bytes(every) == x.nbytes

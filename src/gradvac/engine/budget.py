@@ -14,8 +14,8 @@ class WaitingBudget:
 
     limit: int
     stream_bytes: int | None = None  # of components, where the user asked for a number
-    freed: int = 0  # by the pass so far
-    operands: int = 0  # of junctions that wait to be built, beyond what is freed by building them
+    freed: float = 0.0  # by the pass so far, beyond what gradients of parameters take
+    operands: int = 0  # of junctions that wait to be built
     gradients: int = 0  # task gradients of complete components, which wait to be weighed
 
     @classmethod
@@ -34,13 +34,12 @@ class WaitingBudget:
         return self.operands <= self.limit + max(0, self.freed - self.gradients)
 
     def gradients_fit(self) -> bool:
-        """Whether complete components may go on waiting for each other."""
-        return self._fit(self.gradients)
+        """Whether complete components may go on waiting for each other, beside junctions."""
+        if self.stream_bytes is not None:
+            return self.gradients < self.stream_bytes
+        return self.gradients + self.operands < self.limit + max(0, self.freed)
 
     def all_may_wait(self, operand_bytes: int, gradient_bytes: int) -> bool:
         """Whether all junctions and all components of a step may wait to its end."""
-        return operand_bytes <= self.limit and self._fit(gradient_bytes)
-
-    def _fit(self, gradient_bytes: int) -> bool:
-        asked = self.stream_bytes
-        return gradient_bytes < (self.limit + self.freed if asked is None else asked)
+        most = self.limit if self.stream_bytes is None else self.stream_bytes
+        return operand_bytes <= self.limit and gradient_bytes < most

@@ -99,8 +99,8 @@ class GradientBuilder:
             budget: Of what may wait to be built with others.
             frees: The pass frees what the forward saved.
         """
-        self._sink, self._budget, self._frees = sink, budget, frees
-        self._freed: set[int] = set()  # inputs (addresses), which several junctions may share
+        self._sink, self._budget = sink, budget
+        self._freed_share = self.plain.kept_share if frees else 0.0
         self._num_left = dict(self.plan.partition.num_above)
 
     def build(
@@ -117,13 +117,16 @@ class GradientBuilder:
         if arrived is None:
             self._build(number, gradients)
             self._pass_on(number)
-        elif arrived.is_large and captured is None:
+            return
+        num_bytes, budget = arrived.nbytes, self._budget
+        budget.freed += self._freed_share * num_bytes
+        if arrived.is_large and captured is None:
             self._build_plain([arrived])
-        else:
-            self._waiting.append(arrived)
-            self._budget.operands += arrived.nbytes - arrived.frees
-            if not self._budget.operands_fit():
-                self.build_waiting()
+            return
+        self._waiting.append(arrived)
+        budget.operands += num_bytes
+        if not budget.operands_fit():
+            self.build_waiting()
 
     def capture(self) -> dict[int, Captured]:
         """Junctions that need nothing but a gradient after the pass."""
@@ -145,7 +148,7 @@ class GradientBuilder:
             return None
         if captured is not None:
             junction, saved, rows = captured
-            return Arrived(junction, saved, gradient, rows, 0)
+            return Arrived(junction, saved, gradient, rows)
         plain = self.plain.by_number.get(number)
         if plain is None or (len(gradients) > 1 and any(g is not None for g in gradients[1:])):
             return None
@@ -153,8 +156,7 @@ class GradientBuilder:
         values = None if segments is None else plain.read(self.graph, is_early=False)
         if segments is None or values is None:
             return None
-        frees = plain.frees(self.graph, values) if self._frees else 0
-        return Arrived(plain, values, gradient, segments, frees)
+        return Arrived(plain, values, gradient, segments)
 
     def _rows_of_plain(
         self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None
@@ -163,9 +165,8 @@ class GradientBuilder:
 
         Or if they are measured, and there is no gradient yet.
         """
-        weight, key = junction.weight, (junction.number, 0)
-        num_bytes = weight.nbytes if isinstance(weight, Tensor) else 0
-        if self._num_tasks * num_bytes > self._sink.table_bytes:
+        key = (junction.number, 0)
+        if self._num_tasks * junction.weight_bytes > self._sink.table_bytes:
             return None
         if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None
@@ -183,13 +184,6 @@ class GradientBuilder:
 
     def _build_plain(self, every: list[Arrived]) -> None:
         numbers = [one.junction.number for one in every]
-        for one in every:
-            if (
-                one.frees
-                and (address := one.saved[0].untyped_storage().data_ptr()) not in self._freed
-            ):
-                self._freed.add(address)
-                self._budget.freed += one.frees
         for targets, stack, segments in build_together(every):
             parameters = [one for one in targets if isinstance(one, Tensor)]
             if parameters:  # all are, or none

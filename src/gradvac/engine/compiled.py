@@ -29,7 +29,6 @@ operation may move them.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +40,7 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_leaves
 
-from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph
+from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph, without_memory
 from gradvac.engine.layouts import Layout, follow
 from gradvac.engine.models import allow_second_passes
 
@@ -202,16 +201,6 @@ def _compile_region(
 # -- taps ------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
-def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros((), dtype=dtype, device=device)
-
-
-def _placeholder(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of this shape without memory."""
-    return _zero(dtype, device).expand(tuple(shape))
-
-
 def _flat(values: Tensor) -> Tensor:
     return values.reshape(-1, values.shape[-1])
 
@@ -231,7 +220,7 @@ class GradvacProduct(Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         device = weight.device
-        return _placeholder(output, dtype, device), _placeholder(operand, dtype, device)
+        return without_memory(output, dtype, device), without_memory(operand, dtype, device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, x: Tensor | None) -> tuple[Any, ...]:
@@ -260,7 +249,8 @@ class GradvacLookup(Function):
         ctx.set_materialize_grads(False)
         ctx.padding, ctx.num_rows = padding, table.shape[0]
         device = table.device
-        return _placeholder(output, table.dtype, device), _placeholder(tokens, TOKENS, device)
+        given = without_memory(output, table.dtype, device)
+        return given, without_memory(tokens, TOKENS, device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, tokens: Tensor | None) -> tuple[Any, ...]:
@@ -577,6 +567,7 @@ class Split:
         self.sizes: dict[Any, int] = {}
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
+        self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
         self.parametric: set[fx.Node] = set()
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
@@ -680,7 +671,10 @@ class Split:
         return inner if fake_of(node).dtype == dtype else self.cast(inner, dtype)
 
     def cast(self, inner: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return self.inside.call_method("to", (inner, dtype))
+        """Once for all that take it so: an operand of several products is kept once."""
+        if (inner, dtype) not in self._casts:
+            self._casts[inner, dtype] = self.inside.call_method("to", (inner, dtype))
+        return self._casts[inner, dtype]
 
     def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """A shape outside."""

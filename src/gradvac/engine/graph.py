@@ -187,6 +187,23 @@ def _all_saved(node: Any) -> list[Any]:
     return every
 
 
+def _kept(node: Any) -> dict[int, int]:
+    """Memory that a node saved, address -> bytes, unless hooks have it."""
+    kind: Any = type(node)
+    names = _names_of_saved(kind) if kind.__module__ == "builtins" else ("_raw_saved_tensors",)
+    kept: dict[int, int] = {}
+    for name in names:
+        with suppress(RuntimeError, AttributeError):  # nothing there, or in a form of its own
+            raw = getattr(node, name)
+            if any(one.unpack_hook for one in (raw if isinstance(raw, tuple) else (raw,))):
+                continue
+            value = node.saved_tensors if name == "_raw_saved_tensors" else getattr(node, name[4:])
+            for one in value if isinstance(value, tuple) else (value,):
+                storage = one.untyped_storage()
+                kept[storage.data_ptr()] = storage.nbytes()
+    return kept
+
+
 def is_selective(node: Any) -> bool:
     """Whether a selective checkpoint kept something for the node, which one backward uses up."""
     for one in _all_saved(node):
@@ -233,6 +250,16 @@ RUN = "gradvac"  # the name under which the node of a compiled region of ours ke
 ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
 _OURS = __name__.partition(".")[0]
+
+
+@lru_cache(maxsize=64)
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
+
+
+def without_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of this shape, never to be written."""
+    return _zero(dtype, device).expand(tuple(shape))
 
 
 _Kind = tuple[str, tuple[Callable[[Any], object], ...]]
@@ -487,6 +514,16 @@ class Graph:
         }
         dtypes = {dtype for dtype in every if dtype.is_floating_point}
         return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+    def kept_bytes(self, parameters: Iterable[Tensor]) -> int:
+        """What the forward saved, beside parameters and what hooks have: checkpoints, the host."""
+        kept: dict[int, int] = {}
+        for node in self.nodes:
+            kept |= _kept(node)
+        for parameter in parameters:
+            with suppress(RuntimeError):  # it has no memory of its own
+                kept.pop(parameter.untyped_storage().data_ptr(), None)
+        return sum(kept.values())
 
     def leaves(self) -> list[Tensor]:
         """The leaves that the roots depend on."""

@@ -318,10 +318,11 @@ class PlannedBackward:
             if has_hooks:  # contributions hold gradients, over which some hooks write
                 output_gradients = copies(output_gradients)
             builder.build(number, output_gradients, captured.get(number))
-            if groups is None:
-                return
-            num_left.subtract(groups[number])
-            complete = [group for group in groups[number] if not num_left[group]]
+            complete = []
+            for group in groups[number] if groups is not None else ():
+                num_left[group] -= 1
+                if not num_left[group]:
+                    complete.append(group)
             if not complete:
                 return
 

@@ -2,14 +2,21 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gradvac.engine.graph import ANCHOR, RUN, Graph, NotSeparable, is_python_function
+from gradvac.engine.graph import (
+    ANCHOR,
+    RUN,
+    Graph,
+    NotSeparable,
+    is_python_function,
+    without_memory,
+)
 from gradvac.engine.junctions import Junction, Partition
 from gradvac.utils.hints import some
 
@@ -141,9 +148,7 @@ class _EndHook:
         self._gradients: list[Tensor | None] = []
         self._outputs, self._arrive, self._lets_go = outputs, arrive, RUN in node.metadata
         self._hooks: dict[int, Any] = {0: self._see}
-        with torch.enable_grad():  # each has the number of an output
-            every = torch.empty(outputs, 0, requires_grad=True).unbind()
-        for like in every:
+        for like in _numbered(outputs):
             like._backward_hooks = self._hooks
             node._register_hook_dict(like)
 
@@ -154,11 +159,18 @@ class _EndHook:
             self._arrive(gradients)
         if gradient is None or not self._lets_go:
             return None
-        return gradient.new_zeros(()).expand(gradient.shape)
+        return without_memory(gradient.shape, gradient.dtype, gradient.device)
 
     def remove(self) -> None:
         """No longer."""
         self._hooks.clear()
+
+
+@cache
+def _numbered(outputs: int) -> tuple[Tensor, ...]:
+    """Tensors each of which has the number of an output of its node; all that a hook takes over."""
+    with torch.enable_grad():
+        return torch.empty(outputs, 0, requires_grad=True).unbind()
 
 
 def _arrive_after(

@@ -60,6 +60,7 @@ class PlainJunction:
         position: Of its node.
         kind: Its operation.
         weight: What its output gradient is multiplied for; of a shift alone, the shift.
+        weight_bytes: Of the weight, if it is a parameter.
         shift: What is added to its output.
         width: Of its output.
         is_transposed: Task gradients of the weight are gradient^T x, not x^T gradient.
@@ -74,6 +75,7 @@ class PlainJunction:
     position: int
     kind: Kind
     weight: Target
+    weight_bytes: int
     shift: Target | None
     width: int
     is_transposed: bool
@@ -100,22 +102,14 @@ class PlainJunction:
             return None if operand is None else (operand.reshape(-1, operand.shape[-1]),)
         if "mat1" in names and not node._saved_alpha == node._saved_beta == 1:
             return None
-        if not is_early:
-            return tuple([saved(node, name) for name in names])
         values = []
         for name in names:
             raw_name, value_name = _ATTRIBUTES[name]
-            if getattr(node, raw_name).unpack_hook is not None:  # a checkpoint, the host
+            is_kept = getattr(node, raw_name).unpack_hook is None  # else a checkpoint, the host
+            if is_early and not is_kept:
                 return None
-            values.append(getattr(node, value_name))
+            values.append(getattr(node, value_name) if is_kept else saved(node, name))
         return tuple(values)
-
-    def frees(self, graph: Graph, values: Sequence[Tensor]) -> int:
-        """Bytes of its input that the forward has kept until now: a checkpoint makes it anew."""
-        if not self.kind.saved:
-            return 0
-        raw = getattr(graph.nodes[self.position], _ATTRIBUTES[self.kind.saved[0]][0])
-        return values[0].nbytes if raw.unpack_hook is None else 0
 
 
 class Arrived(NamedTuple):
@@ -125,7 +119,6 @@ class Arrived(NamedTuple):
     saved: tuple[Tensor, ...]
     gradient: Tensor
     segments: Segments
-    frees: int  # bytes that the forward saved, once it is built
 
     @property
     def first(self) -> Tensor:
@@ -140,10 +133,10 @@ class Arrived(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Building it together with others would cost more than it saves."""
-        x = self.first
-        if self.junction.kind.is_in_place(x, self.junction.width):
+        x, junction = self.first, self.junction
+        if self.nbytes <= _JOINED_BYTES[x.is_cuda][0]:
             return False
-        return self.nbytes > _JOINED_BYTES[x.is_cuda][0]
+        return not junction.kind.is_in_place(x, junction.width)
 
 
 class BuiltStack(NamedTuple):
@@ -165,6 +158,7 @@ class PlainJunctions:
         by_number: The plain ones.
         gradient_bytes: Of the gradient of one task, as far as it is built in any case.
         parameter_bytes: Of all that the plan reaches.
+        kept_share: What the forward keeps, and a pass frees, by byte of what they are built from.
     """
 
     def __init__(self, graph: Graph, junctions: Sequence[Junction]) -> None:
@@ -182,6 +176,7 @@ class PlainJunctions:
             one.like = kinds.setdefault(one.like, len(kinds))
         self.gradient_bytes = sum(parameter.nbytes for parameter in built)
         self.parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
+        self.kept_share = graph.kept_bytes(num_uses) / max(1, self.operand_bytes(graph))
 
     def operand_bytes(self, graph: Graph) -> int:
         """Of what all of them need to be built."""
@@ -223,6 +218,7 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
         position=position,
         kind=kind,
         weight=weight,
+        weight_bytes=weight.nbytes if isinstance(weight, Tensor) else 0,
         shift=shift,
         width=width,
         is_transposed=is_transposed,

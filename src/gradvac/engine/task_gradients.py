@@ -339,6 +339,7 @@ class TaskGradients:
         for gradients in self._by_component[component]:
             waits = self._entry_bytes * gradients.parameter.numel()
             self._budget.gradients += gradients.nbytes if gradients.has_begun else waits
+            self._budget.freed -= gradients.parameter.nbytes  # its gradient will take that place
         if not self._budget.gradients_fit():
             self._weigh_ready()
 
