@@ -125,12 +125,12 @@ class Launched:
             _grams_kernel[(chunks.num,)](
                 *launch.where,
                 partial,
+                chunks.columns,
                 1.0,
                 T=self._num_tasks,
                 TASKS=tasks,
                 PARTS=parts,
                 BLOCK=block,
-                CHUNK=chunks.columns,
                 IS_WIDE=is_wide,
                 ALIGNED=launch.aligned,
                 num_warps=warps,
@@ -197,12 +197,12 @@ def _grams_kernel(
     START,
     SIZE,
     OUT,
+    CHUNK,  # columns of one: differs from launch to launch, and is no reason to compile anew
     ONE,  # 1.0, but unknown to the compiler, which would let the tensor cores add
     T: tl.constexpr,
     TASKS: tl.constexpr,
     PARTS: tl.constexpr,  # of the columns of a tile, whose products are summed up at the end
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
     IS_WIDE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
