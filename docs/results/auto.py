@@ -1,4 +1,4 @@
-"""What the law of repetition says of our measured mixtures, for several R: the table of auto.md.
+"""What the law of repetition says of our measured mixtures, for several R, and what it brought.
 
 Development losses are the published ones. The quadratic through them in log(temperature) says where
 the optimum is, and what another temperature costs.
@@ -7,7 +7,7 @@ the optimum is, and what another temperature costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,3 +102,25 @@ def law_table(published: Mapping[str, Any]) -> str:
     finally:
         shares.MOST_USEFUL_REPEATS = chosen
     return "\n".join(lines) + "\n"
+
+
+def runs_table(published: Mapping[str, Any]) -> str:
+    """Four languages, short and at full length: temperatures, and "auto"."""
+    head = ["", "1", "2", "3", "5", '"auto"', '"auto" minus the best', "minus 5"]
+    lines = []
+    for length, own in published["auto"].items():
+        means, (loss, every, small) = own["means"].values(), own["minus_5"]
+        said = "short" if length == "short" else "full length"
+        losses = [f"{one[0]:.3f}" for one in means]
+        lines.append([f"{said}: development loss", *losses, _with_ends(own["minus_best"], 3)])
+        lines[-1].append(_with_ends(loss, 3))
+        scores = [f"{one[1]:.1f} / {one[2]:.1f}" for one in means]
+        changes = f"{_with_ends(every, 1)} / {_with_ends(small, 1)}"
+        lines.append(["BLEU, all / two small languages", *scores, "", changes])
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _with_ends(numbers: Sequence[float], digits: int) -> str:
+    mean, low, high = (f"{number:+.{digits}f}" for number in numbers)
+    return f"{mean} ({low} to {high})"

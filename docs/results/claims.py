@@ -70,6 +70,7 @@ OURS = (
     Claim("... 19 languages", "many_temperature2", "many_temperature5"),
     Claim("Temperature 3 instead of 5", "temperature3", "joint"),
     Claim("Temperature 1 instead of 5", "temperature1", "joint"),
+    Claim("... at full length", "full-temperature=1.0", _FULL),
     Claim("No language more than 15 times (UniMax)", "unimax", "joint"),
     Claim("Low-resource tasks with half the weight", "half_weight", "joint"),
     Claim("Temperature 5, then 1 (cooldown)", "cooldown", "joint"),

@@ -63,6 +63,7 @@ def compute(runs: Path) -> Row:
         "methods": _scores(found),
         "constructed": _scores(constructed.comparisons),
         "claims": {"paper": paper.rows, "ours": ours.rows, "constructed": constructed.rows},
+        "auto": {length: _auto(length, four) for length in ("short", "full")},
         "together": [_together(*group, four) for group in claims.TOGETHER],
         "similarity": _similarity(kinds),
         "cosines": list(_cosines(kinds)),
@@ -150,6 +151,28 @@ def _scores(comparisons: Sequence[Comparison]) -> Row:
                     else:
                         own[row.kind] = numbers
     return scores
+
+
+def _auto(length: str, methods: Folders) -> Row:
+    """The automatic temperature and fixed ones: losses, scores, and differences to two of them."""
+    names = {key: f"{length}-temperature={key}" for key in ("1.0", "2.0", "3.0", "5.0", "auto")}
+    folders = [folder for name in names.values() for folder in methods[name]]
+    found = compare_runs(folders, baseline=names["5.0"])
+    means = {
+        key: [_row(found, row).cells[name].mean for row in (_BEST, "all", "low")]
+        for key, name in names.items()
+    }
+    best = min((key for key in means if key != "auto"), key=lambda key: means[key][0])
+    with_best = compare_runs(folders, baseline=names[best])
+    return {
+        "means": {key: [round(one, 6) for one in own] for key, own in means.items()},
+        "best": best,
+        "minus_best": _interval(_row(with_best, _BEST).cells[names["auto"]].against, 4),
+        "minus_5": [
+            _interval(_row(found, row).cells[names["auto"]].against, 4)
+            for row in (_BEST, "all", "low")
+        ],
+    }
 
 
 def _together(said: str, baseline: str, names: Sequence[str], methods: Folders) -> Row:

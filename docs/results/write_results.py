@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import equal_compute
 import finish_alone
 import transfer
-from auto import law_table
+from auto import law_table, runs_table
 from numpy.typing import NDArray
 from pictures import MANY, Row, named, pictures
 from scipy import stats
@@ -449,7 +449,7 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
             "claims": claims(published["claims"]["constructed"]),
             "scores": scores(made, [*made]),
         },
-        "auto.md": {"law": law_table(published)},
+        "auto.md": {"law": law_table(published), "runs": runs_table(published)},
         "transfer.md": transfer.parts(by_pair),
         "equal_compute.md": _reports(equal_compute, equal),
         "finish_alone.md": _reports(finish_alone, alone),
