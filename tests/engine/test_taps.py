@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from gradvac import Aligner, GradVac
 from gradvac.engine import compile_tapped
 from gradvac.engine.compiled import split_and_compile
 from gradvac.engine.graph import COMPILED, Graph
+from gradvac.engine.passes import _EndHook
 from gradvac.utils import torch_backend
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, assert_same_gradients
@@ -611,3 +613,28 @@ def test_graphs_of_regions_are_refused() -> None:
         torch.compile(nn.Linear(D, D), backend=compile_tapped, mode="reduce-overhead")(
             torch.randn(B, D)
         )
+
+
+def test_ends_of_passes_in_two_threads_keep_their_hooks() -> None:
+    """One thread is switched away from between naming its hooks and hanging them on the node."""
+    hung: dict[str, object] = {}
+
+    class Node:
+        metadata: ClassVar[dict[str, object]] = {}
+
+        def __init__(self, name: str, then: Callable[[], None] = lambda: None) -> None:
+            self.name, self.then = name, then
+
+        def _register_hook_dict(self, like: Tensor) -> None:
+            self.then()
+            hung[self.name] = like._backward_hooks
+
+    def other() -> None:
+        thread = Thread(target=lambda: made.append(_EndHook(Node("other"), 1, print)))
+        thread.start()
+        thread.join()
+
+    made: list[_EndHook] = []
+    made.append(_EndHook(Node("first", other), 1, print))
+    assert hung["other"] is made[0]._hooks
+    assert hung["first"] is made[1]._hooks

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache, partial
+from functools import lru_cache, partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -148,7 +149,7 @@ class _EndHook:
         self._gradients: list[Tensor | None] = []
         self._outputs, self._arrive, self._lets_go = outputs, arrive, RUN in node.metadata
         self._hooks: dict[int, Any] = {0: self._see}
-        for like in _numbered(outputs):
+        for like in _numbered(outputs, get_ident()):
             like._backward_hooks = self._hooks
             node._register_hook_dict(like)
 
@@ -166,9 +167,12 @@ class _EndHook:
         self._hooks.clear()
 
 
-@cache
-def _numbered(outputs: int) -> tuple[Tensor, ...]:
-    """Tensors each of which has the number of an output of its node; all that a hook takes over."""
+@lru_cache(maxsize=64)
+def _numbered(outputs: int, _thread: int) -> tuple[Tensor, ...]:
+    """Tensors each of which has the number of an output of its node; all that a hook takes over.
+
+    Every thread has its own: another's hooks must not come in between.
+    """
     with torch.enable_grad():
         return torch.empty(outputs, 0, requires_grad=True).unbind()
 
