@@ -1,6 +1,6 @@
 """Compute all numbers of the results pages from the runs that are kept: `published.json`.
 
-    python docs/results/compute.py              (two minutes; then write_results.py)
+    python docs/results/compute.py              (a minute; then write_results.py)
 
 `runs.tar.xz` has the scores of every run (`raw_scores.py`). Methods are compared as by `gradvac
 compare`; cosines are tested as by `gradvac report`. Tagging, transfer, equal compute and finishing
@@ -23,6 +23,7 @@ import claims
 import numpy as np
 import similarity_claims
 import updates
+from equal_compute import mean_and_interval
 from numpy.typing import NDArray
 from raw_scores import unpack
 from scipy import stats
@@ -30,7 +31,7 @@ from similarity_claims import SIDES, Runs, going, similarities
 
 from gradvac.analysis import Run, Similarities, statistics, views
 from gradvac.lab.experiments import Comparison, compare_runs, find_runs
-from gradvac.lab.experiments.methods import LOSS, PART
+from gradvac.lab.experiments.methods import LOSS, PART, SEED_FOLDER
 from gradvac.lab.experiments.verdicts import Against
 from gradvac.lab.languages.known import load_runs
 from gradvac.lab.runs import RunFolder, read_scores
@@ -183,8 +184,8 @@ def _together(said: str, baseline: str, names: Sequence[str], methods: Folders) 
     """
     row: Row = {"methods": said}
     for key, digits, values in (("bleu", 2, _bleu), ("dev_loss", 4, _best_loss)):
-        of = {name: {int(r.name[5:]): values(r) for r in _runs(methods[name])} for name in names}
-        first = {int(r.name[5:]): values(r) for r in _runs(methods[baseline])}
+        of = {name: {_seed(r): values(r) for r in _runs(methods[name])} for name in names}
+        first = {_seed(r): values(r) for r in _runs(methods[baseline])}
         seeds = sorted(set.intersection(set(first), *map(set, of.values())))
         changes = np.array([[own[seed] - first[seed] for seed in seeds] for own in of.values()])
         by_seed, by_method = changes.mean(0), changes.mean(1)
@@ -217,12 +218,12 @@ def _best_loss(run: Path) -> float:
     return min(_dev_losses(run).values())
 
 
-def _over_seeds(values: Sequence[float] | NDArray[np.float64], digits: int) -> list[float]:
-    """Mean and the ends of its 95 % interval."""
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    reach = float(stats.t.ppf(1 - _LEVEL / 2, len(values) - 1)) * error
-    mean = float(np.mean(values))
-    return [round(x, digits) for x in (mean, mean - reach, mean + reach)]
+def _seed(run: Path) -> int:
+    return int(run.name.removeprefix(SEED_FOLDER))
+
+
+def _over_seeds(values: NDArray[np.float64], digits: int) -> list[float]:
+    return [round(x, digits) for x in mean_and_interval(values, 1 - _LEVEL)]
 
 
 # Similarities
@@ -234,7 +235,7 @@ def _kinds(runs: Path) -> dict[str, dict[int, Run]]:
     paths = [run for run in found if RunFolder(run).similarity.is_file()]
     kinds: dict[str, dict[int, Run]] = {}
     for path, run in zip(paths, load_runs(paths), strict=True):
-        kinds.setdefault(path.parent.name, {})[int(path.name.removeprefix("seed-"))] = run
+        kinds.setdefault(path.parent.name, {})[_seed(path)] = run
     return kinds
 
 
@@ -260,7 +261,9 @@ def _similarity(kinds: Mapping[str, Mapping[int, Run]]) -> list[Row]:
         beside = ""
         if claim.families is not None:
             kind, side = claim.families
-            p_value = max(_families(own[kind], side).p_value for own in runs)
+            into = similarity_claims.is_into(kind)
+            tests = [similarity_claims.families_in(own[kind], side, into=into) for own in runs]
+            p_value = max(one.p_value for one in tests)
             beside = f"p at most {p_value:.4f}"
         elif claim is last:
             points = np.mean([similarity_claims.companions(own) for own in runs], axis=0)
@@ -276,11 +279,6 @@ def _similarity(kinds: Mapping[str, Mapping[int, Run]]) -> list[Row]:
         rows.append(row | {"over_languages": beside, "p": round(p_value, 6)})
     _correct(rows)
     return rows
-
-
-def _families(run: Run, side: str) -> statistics.FamilyContrast:
-    into = similarities(run).tasks[0].endswith("-en")
-    return similarity_claims.families_in(run, side, into=into)
 
 
 def _cosines(kinds: Mapping[str, Mapping[int, Run]]) -> Iterator[Row]:

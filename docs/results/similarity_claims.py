@@ -46,6 +46,11 @@ def similarities(run: Run, lines: str = "same") -> Similarities:
     return next(s for s in run.measured if s.lines == lines and s.granularity == "all_layer")
 
 
+def is_into(kind: str) -> bool:
+    """Whether runs of a kind translate into English alone."""
+    return kind in (_INTO, _NEWS_INTO, _MADE_INTO)
+
+
 def going(found: Similarities, into: bool) -> tuple[str, ...]:
     """The tasks of a direction, by language."""
     tasks = [task for task in found.tasks if task.endswith("-en") == into]
@@ -78,15 +83,13 @@ def _pairs(found: Similarities, side: str = views.MODEL, *, into: bool | None = 
 
 
 def _mean(kind: str, side: str = views.MODEL, lines: str = "same") -> Values:
-    into = kind in (_INTO, _NEWS_INTO, _MADE_INTO)
-    return lambda runs: _pairs(similarities(runs[kind], lines), side, into=into)
+    return lambda runs: _pairs(similarities(runs[kind], lines), side, into=is_into(kind))
 
 
 def _contrast(kind: str, side: str, step: int | None = None) -> Values:
-    into = kind in (_INTO, _NEWS_INTO, _MADE_INTO)
 
     def values(runs: Runs) -> Numbers:
-        found = families_in(runs[kind], side, into=into, step=step)
+        found = families_in(runs[kind], side, into=is_into(kind), step=step)
         return np.array([found.within - found.between])
 
     return values

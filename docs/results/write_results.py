@@ -28,7 +28,6 @@ import transfer
 from auto import law_table, runs_table
 from numpy.typing import NDArray
 from pictures import MANY, Row, named, pictures
-from scipy import stats
 
 from gradvac.analysis.figures.style import STYLE, unknown_glyphs_as_boxes
 from gradvac.utils.files import write_text
@@ -317,9 +316,8 @@ def tagging_claims(raw: Row) -> list[Row]:
 
 def over_seeds(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """Mean, and the reach of its 95 % interval."""
-    num = len(values)
-    spread = float(np.std(values, ddof=1)) / num**0.5
-    return float(np.mean(values)), float(stats.t.ppf(1 - _LEVEL / 2, num - 1)) * spread
+    mean, _, high = equal_compute.mean_and_interval(np.asarray(values), 1 - _LEVEL)
+    return mean, high - mean
 
 
 def _average(by_language: Row) -> list[float]:
