@@ -14,9 +14,9 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradvac import GradVac
-from gradvac.engine import plain_junctions, task_gradients
+from gradvac.engine import contributions, plain_junctions, task_gradients
 from gradvac.engine.compiled import split_and_compile
-from gradvac.engine.contributions import Lookup
+from gradvac.engine.contributions import Lookup, OuterProduct, gram_of_entries
 from gradvac.engine.kernels import Segments
 from gradvac.engine.task_gradients import ParameterGradients, TaskGradients
 
@@ -144,14 +144,22 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
+@pytest.fixture(params=[1, 4, 1000, "pairs of entries"])
+def of_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gram matrices of large tables are taken by slices of so many rows, or by pairs of entries."""
+    if isinstance(request.param, int):
+        row_bytes = len(TASKS) * D * 8
+        monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [request.param * row_bytes])
+        monkeypatch.setattr(contributions, "_ENTRY_COST", [-(1 << 40)])
+    else:
+        monkeypatch.setattr(contributions, "_PAIRS_AT_ONCE", 40)
+        monkeypatch.setattr(contributions, "_ENTRY_COST", [1 << 40])
+
+
+@pytest.mark.usefixtures("of_tables")
 @pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_by_slices(
-    name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row_bytes = len(TASKS) * D * 8
-    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [rows_at_once * row_bytes])
+def test_tables_that_are_not_built(name: str, granularity: str) -> None:
     twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)
@@ -185,6 +193,44 @@ def test_a_lookup_by_slices_is_the_whole_one(dtype: torch.dtype) -> None:
     for start, end in ((0, 3), (3, 4), (4, 7)):
         found = use.slice(start, end).double()
         torch.testing.assert_close(found, expected[:, start:end], **close)
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 1 << 24])
+@pytest.mark.parametrize("kinds", ["product", "lookup", "product lookup lookup", "product product"])
+def test_gram_matrices_by_pairs_of_entries(
+    kinds: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of contributions of any tasks to one table, some of which have no entry."""
+    monkeypatch.setattr(contributions, "_PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr(contributions, "_ENTRY_COST", [1 << 40])
+    every: list[OuterProduct | Lookup] = []
+    for number, kind in enumerate(kinds.split()):
+        tasks = torch.randint(0, 3, (7 + number,)) + number % 2
+        segments, right = Segments(tasks, 5, torch.device("cpu")), torch.randn(2 * len(tasks), 3)
+        if kind == "lookup":
+            every.append(Lookup(right.double(), torch.randint(0, 6, (len(right),)), 11, segments))
+        else:
+            every.append(
+                OuterProduct(torch.randn(len(right), 11).double(), right.double(), segments)
+            )
+    every.append(Lookup(torch.zeros(0, 3).double(), torch.zeros(0).long(), 11, every[0].segments))
+    gradients = torch.stack([one.task_gradients() for one in every[:-1]]).sum(0).flatten(1)
+    found = gram_of_entries(every)
+    assert found is not None
+    torch.testing.assert_close(found, gradients @ gradients.t(), rtol=1e-12, atol=1e-12)
+
+
+def test_lookups_are_added_where_task_gradients_lie() -> None:
+    """Rows between those of two tasks, as padded products leave them, are no reason for a copy."""
+    segments = Segments(torch.tensor(UNSORTED), len(TASKS), torch.device("cpu"))
+    use = Lookup(torch.randn(len(UNSORTED), D), torch.randint(0, 7, (len(UNSORTED),)), 7, segments)
+    padded = torch.zeros(len(TASKS), 10, D)
+    gradients = ParameterGradients(nn.Parameter(torch.randn(7, D)), 0, 1 << 32)
+    gradients.begin(padded[:, :7])
+    gradients.add(use)
+    torch.testing.assert_close(padded[:, :7], use.task_gradients())
+    assert not padded[:, 7:].any()
+    assert gradients.dense().data_ptr() == padded.data_ptr()
 
 
 @pytest.mark.parametrize("at_once", [5, 2])
@@ -276,17 +322,13 @@ def looked_up(run: Callable[..., Tensor], length: int = S) -> tuple[nn.Module, C
     return model, batch
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
+@pytest.mark.usefixtures("of_tables")
 @pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
 @pytest.mark.parametrize("run", [once, twice, by_index])
 def test_a_table_above_the_limit_of_which_few_rows_are_used(
-    run: Callable[..., Tensor],
-    granularity: str,
-    rows_at_once: int,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., Tensor], granularity: str
 ) -> None:
     """Slices of the batch's rows, not of the table; tokens and tasks change from step to step."""
-    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [rows_at_once * len(TASKS) * D * 8])
     _, batch = looked_up(run)
     twins = Twins(batch(), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT, SORTED, UNSORTED, ONE_ABSENT):
@@ -372,11 +414,9 @@ def test_tokens_of_32_bits(num_rows: int, table_bytes: int) -> None:
         twins.step(tasks)
 
 
-@pytest.mark.parametrize("rows_at_once", [4, 1000])
+@pytest.mark.usefixtures("of_tables")
 @pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
-def test_a_large_table_whose_task_gradients_come_formed_as_well(
-    granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_table_whose_task_gradients_come_formed_as_well(granularity: str) -> None:
     """After those of a lookup, which must not be added to them twice."""
 
     def run(m: Any, x: Tensor, tokens: Tensor) -> Tensor:
@@ -386,7 +426,6 @@ def test_a_large_table_whose_task_gradients_come_formed_as_well(
 
     model = Model(run, words=nn.Embedding(40, D), back=nn.Linear(40, D), block=Block()).double()
     inputs = (torch.randn(B, S, D).double(), torch.randint(0, 40, (B, S)))
-    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [rows_at_once * len(TASKS) * D * 8])
     twins = Twins(Case(model, output, inputs), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, SORTED, ONE_ABSENT):
         twins.step(tasks)

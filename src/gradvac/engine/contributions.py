@@ -1,8 +1,9 @@
 """Contributions: what a junction contributes to a parameter's gradient, still separable by task.
 
 They are asked for the form that is needed: all task gradients, and of large tables a slice of them,
-or their weighted sum without ever building them, since sum_t w_t g_t of a linear layer is just
-(w[task] * dY)^T X.
+or their Gram matrix and weighted sum without ever building them: an entry contributes a b^T, the
+inner product of two entries is <a, a'> <b, b'>, and sum_t w_t g_t of a linear layer is just
+dY^T (w[task] * X).
 """
 
 # N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
@@ -15,8 +16,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradvac.engine.kernels import Segments, grouped_outer, joined, wide
+from gradvac.engine.kernels import Segments, grouped_outer, inner_products, joined, wide
+from gradvac.gram import working_dtype
 from gradvac.utils.native import native
+
+_PAIRS_AT_ONCE = 1 << 24  # of entries
+_ENTRY_COST = (1 << 5, 1 << 9)  # multiplications that take as long as building an entry, on a GPU
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -151,9 +156,10 @@ class Lookup(MatrixContribution):
     def total(self) -> Tensor:
         return self._sum(self.values)
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def weighted(self, weights: Tensor, total: Tensor | None = None) -> Tensor:
+        """The same, added to a total in place if there is one."""
         scale = weights.to(self.values.dtype)[self._tasks()]
-        return self._sum(self.values * scale[:, None])
+        return self._sum(self.values * scale[:, None], total)
 
     def task_gradients(self) -> Tensor:
         shape = (self.segments.num_tasks, self.num_rows, self.values.shape[1])
@@ -164,15 +170,21 @@ class Lookup(MatrixContribution):
 
         No second buffer for a table that is also the softmax's.
         """
+        if not gradients.numel():
+            return gradients
         is_narrow = gradients.dtype in (torch.bfloat16, torch.float16)
         places, values = self._merged() if is_narrow else (self._places(), self.values)
-        size = gradients.shape[1]
-        if size < self.num_rows:  # tokens outside add zeros somewhere
-            tokens = places % self.num_rows - start
-            inside = (tokens >= 0) & (tokens < size)
-            places = torch.where(inside, places // self.num_rows * size + tokens, 0)
-            values = values * inside[:, None]
-        flat = gradients.view(-1, gradients.shape[2])
+        num_tasks, size, width = gradients.shape
+        apart = gradients.stride(0) // max(
+            1, width
+        )  # rows from task to task: some may lie in between
+        if apart != self.num_rows:
+            tasks, tokens = places // self.num_rows, places % self.num_rows - start
+            places = tasks * apart + tokens
+            if size < self.num_rows:  # tokens outside add zeros somewhere
+                inside = (tokens >= 0) & (tokens < size)
+                places, values = torch.where(inside, places, 0), values * inside[:, None]
+        flat = gradients.as_strided(((num_tasks - 1) * apart + size, width), (width, 1))
         flat.index_add_(0, places, values.to(gradients.dtype))
         return gradients
 
@@ -187,10 +199,10 @@ class Lookup(MatrixContribution):
         """Where occurrences are added in tables of all tasks, one after the other."""
         return self._tasks() * self.num_rows + self.tokens
 
-    def _sum(self, values: Tensor) -> Tensor:
-        dtype = wide(values.dtype)
-        total = values.new_zeros(self.num_rows, values.shape[1], dtype=dtype)
-        return total.index_add_(0, self.tokens, values.to(dtype))
+    def _sum(self, values: Tensor, total: Tensor | None = None) -> Tensor:
+        if total is None:
+            total = values.new_zeros(self.num_rows, values.shape[1], dtype=wide(values.dtype))
+        return total.index_add_(0, self.tokens, values.to(total.dtype))
 
     def _merged(self) -> tuple[Tensor, Tensor]:
         """Places in order, and values: of those at one place the first has the sum, others zero.
@@ -250,9 +262,10 @@ class OuterProduct(MatrixContribution):
     def weighted(self, weights: Tensor) -> Tensor:
         if self.segments.only is not None:
             return self.total() * weights[self.segments.only].to(self.left.dtype)
-        length = self.left.shape[0]
-        scale = weights.to(self.left.dtype)[self.segments.along(length)]
-        return (self.left * scale[:, None]).t() @ self.right
+        left, right = self.left, self.right
+        scale = weights.to(left.dtype)[self.segments.along(len(left)), None]
+        is_narrow = left.shape[1] < right.shape[1]
+        return (left * scale).t() @ right if is_narrow else left.t() @ (right * scale)
 
     def transposed(self) -> "OuterProduct":
         self.left, self.right = self.right, self.left
@@ -324,3 +337,63 @@ class ExpertProducts(MatrixContribution):
     def transposed(self) -> "ExpertProducts":
         self.left, self.right = self.right, self.left
         return self
+
+
+Entries = OuterProduct | Lookup
+"""Contributions of entries one by one: a b^T each, where a is a unit vector in a lookup."""
+
+
+def gram_of_entries(every: Sequence[MatrixContribution]) -> Tensor | None:
+    """`[T, T]`, of contributions to one matrix, from pairs of their entries.
+
+    None where building task gradients takes less.
+    """
+    parts = [one for one in every if isinstance(one, Entries) and not _right(one).is_complex()]
+    if len(parts) < len(every) or not _are_few(parts):
+        return None
+    first, dtype = every[0].segments, working_dtype(_right(parts[0]).device)
+    numbers = torch.arange(first.num_tasks, device=first.device)
+    tasks = [one.segments.along(len(_right(one))) for one in parts]
+    owners = [(index[:, None] == numbers).to(dtype) for index in tasks]
+    half = torch.zeros(first.num_tasks, first.num_tasks, dtype=dtype, device=first.device)
+    for number, one in enumerate(parts):
+        for other in range(number, len(parts)):
+            length, end = len(_right(parts[other])), len(_right(one))
+            step = max(1, _PAIRS_AT_ONCE // max(1, length))
+            for start in range(0, end, step):
+                rows = slice(start, min(start + step, end))
+                columns = slice(start if other == number else 0, length)
+                pairs = _pairs(one, rows, parts[other], columns)
+                if other == number:  # the square on the diagonal has every pair twice
+                    pairs[:, : rows.stop - start] *= 0.5
+                by_row = pairs.to(dtype) @ owners[other][columns]
+                half += owners[number][rows].t() @ by_row
+    return half + half.t()
+
+
+def _are_few(every: Sequence[Entries]) -> bool:
+    """Whether multiplying all pairs of entries takes less than building task gradients."""
+    products = [one for one in every if isinstance(one, OuterProduct)]
+    right, num_tasks = _right(every[0]), every[0].segments.num_tasks
+    in_products, in_all = (sum(len(_right(one)) for one in some) for some in (products, every))
+    # Of a table that is only looked up, no more rows are built than there are entries.
+    num_rows = products[0].left.shape[1] if products else in_all
+    built = (in_products + _ENTRY_COST[right.is_cuda] * num_tasks) * num_rows * right.shape[1]
+    return in_products**2 * num_rows + in_all**2 * right.shape[1] < built
+
+
+def _pairs(one: Entries, rows: slice, other: Entries, columns: slice) -> Tensor:
+    """The inner products of what some entries contribute, `[rows, columns]`."""
+    by_right = inner_products(_right(one)[rows], _right(other)[columns])
+    if isinstance(one, Lookup):
+        if isinstance(other, Lookup):
+            return by_right * (one.tokens[rows, None] == other.tokens[columns])
+        return by_right * other.left[columns].index_select(1, one.tokens[rows]).t()
+    if isinstance(other, Lookup):
+        return by_right * one.left[rows].index_select(1, other.tokens[columns])
+    return by_right.mul_(inner_products(one.left[rows], other.left[columns]))
+
+
+def _right(one: Entries) -> Tensor:
+    """`[N, I]`."""
+    return one.values if isinstance(one, Lookup) else one.right

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.budget import WaitingBudget
-from gradvac.engine.contributions import Contribution, Lookup, MatrixContribution, added
+from gradvac.engine.contributions import (
+    Contribution,
+    Lookup,
+    MatrixContribution,
+    added,
+    gram_of_entries,
+)
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
 from gradvac.utils.native import native
@@ -34,9 +40,9 @@ class ParameterGradients:
 
     Most contributions are built and added up, `[T, *shape]`, with two exceptions. Of a table that
     is only looked up, and of which a batch uses few rows, those rows alone are built. A table that
-    is too large is split: its Gram matrix is taken by slices of rows (of those that the batch uses,
-    if it is only looked up), and its combined gradient from the contributions themselves, at the
-    price of a second product.
+    is too large is split: its Gram matrix is taken by pairs of entries where those are few, else by
+    slices of rows (of those that the batch uses, if it is only looked up), and its combined
+    gradient from the contributions themselves, at the price of a second product.
 
     Args:
         parameter: The parameter.
@@ -94,7 +100,7 @@ class ParameterGradients:
         if is_first:
             self.begin(contribution.task_gradients())
         else:
-            self._given, self.block = contribution.add_to(self._shaped().contiguous()), None
+            self._given, self.block = contribution.add_to(self._writable()), None
 
     def add_stack(self, block: Tensor, number: int) -> None:
         """Add task gradients `[T, P]`, which are a part of a block."""
@@ -103,8 +109,7 @@ class ParameterGradients:
         elif self._gradients is None:
             self.begin(block[number])
         else:
-            gradients = self._shaped().contiguous()
-            self._given, self.block = added(gradients, block[number]), None
+            self._given, self.block = added(self._writable(), block[number]), None
 
     def begin(self, gradients: Tensor) -> None:
         """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
@@ -115,6 +120,12 @@ class ParameterGradients:
     def _shaped(self) -> Tensor:
         assert self._gradients is not None
         return self._gradients.reshape(self._gradients.shape[0], *self.parameter.shape)
+
+    def _writable(self) -> Tensor:
+        """Each task's lies in one piece, and none in another's."""
+        gradients = self._shaped()
+        is_whole = gradients[0].is_contiguous() and gradients.stride(0) >= gradients[0].numel()
+        return gradients if is_whole else gradients.contiguous()
 
     @property
     def nbytes(self) -> int:
@@ -153,8 +164,11 @@ class ParameterGradients:
         """`[T, T]`."""
         if not self.is_split:
             return gram(self.stack())
-        first = (*self._products, *self._lookups)[0]
-        num_rows, part = self.parameter.shape[0], self._slice
+        every = (*self._products, *self._lookups)
+        by_entries = gram_of_entries(every) if self._gradients is None else None
+        if by_entries is not None:
+            return by_entries
+        first, num_rows, part = every[0], self.parameter.shape[0], self._slice
         if not self._products and self._gradients is None:
             _, rows = Lookup.join(self._lookups)[0].renumbered()
             if rows.num_rows < num_rows:
@@ -184,12 +198,14 @@ class ParameterGradients:
         """sum_t weights[t] g_t; of a table that is split, without ever building the g_t."""
         if not self.is_split:
             return self.spread(combine(weights, self.stack()))
-        lookups = Lookup.join(self._lookups) if self._lookups else ()
-        parts = [one.weighted(weights) for one in (*self._products, *lookups)]
+        parts = [one.weighted(weights) for one in self._products]
         if self._gradients is not None:
             parts.append(combine(weights, self._gradients.flatten(1)).view(self.parameter.shape))
-        dtype = wide(parts[0].dtype)
-        return reduce(torch.add, [part.to(dtype) for part in parts])
+        total = reduce(torch.add, [part.to(wide(part.dtype)) for part in parts]) if parts else None
+        for lookup in self._lookups:
+            total = lookup.weighted(weights, total)
+        assert total is not None
+        return total
 
 
 class AccumulatedGradients:

@@ -17,7 +17,7 @@ from gradvac.engine.kernels.segments import (
     outer_products,
 )
 from gradvac.engine.kernels.sketches import negligible, repeatable, sketch, tolerance
-from gradvac.engine.kernels.stacks import combine, gram, stacked, wide
+from gradvac.engine.kernels.stacks import combine, gram, inner_products, stacked, wide
 
 __all__ = [
     "Owned",
@@ -27,6 +27,7 @@ __all__ = [
     "combine",
     "gram",
     "grouped_outer",
+    "inner_products",
     "joined",
     "negligible",
     "norm_sums",

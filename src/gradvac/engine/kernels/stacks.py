@@ -33,6 +33,24 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """Those of the rows of `[n, P]` and `[m, P]`, in float32 or better, `[n, m]`.
+
+    On a GPU, numbers of float32 are taken as two of bfloat16: TF32 would be less precise. Products
+    of two low parts are left out.
+    """
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    left, right = left.to(dtype), right.to(dtype)
+    if not left.is_cuda or wide(dtype) == torch.float64:
+        return left.to(wide(dtype)) @ right.to(wide(dtype)).t()
+    if dtype == torch.float32:
+        left_high, right_high = left.to(torch.bfloat16), right.to(torch.bfloat16)
+        left_low, right_low = (left - left_high).bfloat16(), (right - right_high).bfloat16()
+        left = torch.cat([left_high, left_high, left_low], 1)
+        right = torch.cat([right_high, right_low, right_high], 1)
+    return torch.mm(left, right.t(), out_dtype=torch.float32)
+
+
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
     return stacked([gradients], [0], 1).grams()[0]
