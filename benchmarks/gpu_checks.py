@@ -18,6 +18,7 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
+from gradvac.engine.contributions import Lookup, OuterProduct, gram_of_entries
 from gradvac.engine.kernels import (
     Segments,
     are_products_in_place,
@@ -101,6 +102,52 @@ def check_sweep() -> None:
         report(f"{name} coefficients", error(found[0], expected[0]), 1e-10)
         report(f"{name} observed", error(found[1].nan_to_num(9), expected[1].nan_to_num(9)), 1e-10)
         report(f"{name} active", float((found[2] != expected[2]).sum()), 0)
+
+
+def check_rules() -> None:
+    """Some components and tasks of many, on the device and on the host; one is not finite."""
+    tasks, components = [f"task{t}" for t in range(9)], [f"layer{k}" for k in range(5)]
+    present, chosen = [7, 0, 3, 4, 8], [4, 0, 2]
+    for preserve_norm in (False, True):
+        found: list[Tensor] = []
+        for device in (torch.device("cpu"), DEVICE):
+            torch.manual_seed(0)
+            rule = gradvac.GradVac(0.3, vaccinated=tasks[3:], preserve_norm=preserve_norm)
+            rule.bind(tasks, components)
+            for step in range(3):
+                j = torch.randn(3, len(present), 60, dtype=torch.float64)
+                gram = j @ j.mT
+                if step == 1:
+                    gram[1, 2, 0] = torch.nan
+                rule.start_step(present, torch.ones(len(present), device=device))
+                weighing = rule.weigh(chosen, gram.to(device))
+                rule.commit()
+                found += [part.cpu().double() for part in (*weighing, rule.finite)]
+            found.append(rule.state_dict()["target"].double())
+        num = len(found) // 2
+        worst = max(error(mine, theirs) for mine, theirs in zip(found[num:], found[:num], strict=True))
+        report(f"GradVac, preserve_norm={preserve_norm}", worst, 1e-12)
+
+
+def check_entries() -> None:
+    """Gram matrices of a tied table by pairs of entries, and lookups in rows that lie apart."""
+    tasks = torch.randint(0, 5, (64,))
+    segments = Segments(tasks, 6, DEVICE)  # task 5 is absent
+    tokens = torch.randint(0, 999, (64 * 7,), device=DEVICE)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        left = torch.randn(64 * 7, 1003, device=DEVICE).to(dtype)
+        right, values = (torch.randn(64 * 7, 40, device=DEVICE).to(dtype) for _ in range(2))
+        wide = values if dtype == torch.float64 else values.float()  # as embeddings under autocast
+        uses = [OuterProduct(left, right, segments), Lookup(wide, tokens, 1003, segments)]
+        exact = OuterProduct(left.double(), right.double(), segments).task_gradients()
+        exact = Lookup(values.double(), tokens, 1003, segments).add_to(exact).flatten(1)
+        found = gram_of_entries(uses)
+        assert found is not None
+        limit = 1e-12 if dtype == torch.float64 else 2e-5
+        report(f"pairs of entries {dtype}", error(found, exact @ exact.t()), limit)
+        together = uses[1].add_to(uses[0].task_gradients())
+        limit = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 1e-2)
+        report(f"lookups beside products {dtype}", error(together.flatten(1), exact), limit)
 
 
 def check_grouped() -> None:
@@ -300,6 +347,8 @@ def main() -> None:
         check_products,
         check_many,
         check_sweep,
+        check_rules,
+        check_entries,
         check_grouped,
         check_sums,
         check_loss,

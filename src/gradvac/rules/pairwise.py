@@ -20,6 +20,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from numbers import Real
 from typing import Any
 
@@ -126,8 +127,7 @@ def random_order(seed: int, step: Tensor, components: Tensor, tasks: Tensor) -> 
         tasks: Name keys `[T]` of the present tasks.
     """
     drawn: Tensor | None = None
-    kernel = triton_module("gradvac.rules.sweep_kernel") if step.is_cuda else None
-    if kernel is not None:
+    if (kernel := _kernel(step)) is not None:
         drawn = kernel.random_order_triton(seed, step, components, tasks, (_GOLDEN, *_MIX))
     elif (kernels := native()) is not None:
         drawn = kernels.random_order(seed, step, components, tasks)
@@ -167,16 +167,28 @@ def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tens
         Coefficients `[K, T, T]` with g'_i = sum_j c_ij g_j, the similarities phi that were seen
         (NaN where a pair was inert), and which pairs were active.
     """
+    kernel, swept = _kernel(gram), None
+    if kernel is not None:
+        every = (torch.arange(size, device=gram.device) for size in gram.shape[:2])
+        finite, following = torch.ones_like(vaccinated[0]), torch.empty_like(target)
+        given = (gram, target.contiguous(), order, vaccinated, *every, finite, following)
+        found = kernel.sweep(*given, _constants(0.0, gram.dtype, gram.device))
+        return found.coefficients, found.observed, found.active
     # Above the limit Eq. 3 would turn similar gradients *away* from each other.
     target = target.clamp_max(TARGET_LIMIT)
-    kernel = triton_module("gradvac.rules.sweep_kernel") if gram.is_cuda else None
-    swept: Swept | None = None
-    if kernel is not None:
-        goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
-        swept = kernel.pairwise_sweep_triton(gram, target, goal, order, vaccinated, CANCELLED)
-    elif (kernels := native()) is not None:
+    if (kernels := native()) is not None:
         swept = kernels.sweep(gram, target, order, vaccinated, CANCELLED, TARGET_LIMIT)
     return pairwise_sweep_reference(gram, target, order, vaccinated) if swept is None else swept
+
+
+def _kernel(like: Tensor) -> Any:
+    return triton_module("gradvac.rules.sweep_kernel") if like.is_cuda else None
+
+
+@cache
+def _constants(beta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What the kernel is told; moved once."""
+    return torch.tensor([beta, CANCELLED, TARGET_LIMIT], dtype=dtype, device=device)
 
 
 def pairwise_sweep_reference(
@@ -290,6 +302,17 @@ class Pairwise(Rule):
         else:
             self._order = fixed_order(self.index, len(self.components))
         self._next = self._target.clone() if self.target_rule.beta else self._target
+
+    def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        kernel, is_alone = _kernel(gram), len(self.present) == 1
+        is_other = self.preserve_norm or type(self).held_targets is not Pairwise.held_targets
+        if kernel is None or is_alone or is_other:
+            return super().weigh(components, gram)
+        gram, chosen = gram.to(self._target.dtype), index_on(components, gram.device)
+        given = (gram, self._target, self._order, self._vaccinated, chosen, self.index)
+        constants = _constants(self.target_rule.beta, gram.dtype, gram.device)
+        found = kernel.sweep(*given, self.finite, self._next, constants)
+        return Weighing(found.coefficients.sum(-2), found.held, found.active)
 
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         chosen, targets = index_on(components, gram.device), self.held_targets(self._target)

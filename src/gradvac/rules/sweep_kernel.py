@@ -7,6 +7,8 @@ state in registers and walks through its visits alone. References: `pairwise_swe
 
 # K components, T tasks
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,40 +19,62 @@ from torch import Tensor
 def _sweep_kernel(
     GRAM,
     TARGET,
-    GOAL,
     ORDER,
     VACCINATED,
+    CHOSEN,
+    PRESENT,
     COEFFICIENTS,
     OBSERVED,
     ACTIVE,
+    HELD,
+    NEXT,
+    FINITE,
+    CONSTANTS,  # as tensors: numbers would come in float32
+    gram_stride,  # from component to component
+    row_stride,
     T,
-    CANCELLED: tl.constexpr,
+    NUM_TASKS,  # present or not
     BLOCK: tl.constexpr,
 ):
+    beta, cancelled = tl.load(CONSTANTS), tl.load(CONSTANTS + 1)
+    largest = tl.load(CONSTANTS + 2)
     component, task = tl.program_id(0), tl.program_id(1)
     others = tl.arange(0, BLOCK)
     inside = others < T
-    gram = GRAM + component * T * T
-    own_row = component * T * T + task * T
-    products = tl.load(gram + task * T + others, mask=inside, other=0.0)
+    gram = GRAM + component * gram_stride
+    chosen = tl.load(CHOSEN + component)
+    places = chosen * NUM_TASKS * NUM_TASKS + tl.load(PRESENT + task) * NUM_TASKS
+    places += tl.load(PRESENT + others, mask=inside, other=0)
+    targets = tl.load(TARGET + places, mask=inside, other=0.0)
+    limits = tl.minimum(targets, largest)
+    goals = tl.maximum(limits, -largest)
+    products = tl.load(gram + task * row_stride + others, mask=inside, other=0.0)
+    unusable = 0
+    for number in range(T):
+        row = tl.load(gram + number * row_stride + others, mask=inside, other=0.0)
+        unusable += tl.sum(tl.where(tl.abs(row) < float("inf"), 0, 1))
+    if unusable > 0:
+        tl.store(FINITE, 0)
     square = tl.maximum(tl.sum(tl.where(others == task, products, 0.0)), 0.0)
-    smallest = square * CANCELLED * CANCELLED
+    smallest = square * cancelled * cancelled
     coefficients = tl.where(others == task, 1.0, 0.0).to(products.dtype)
     observed = tl.full([BLOCK], float("nan"), products.dtype)
     active = tl.zeros([BLOCK], tl.int8)
-    vaccinated = tl.load(VACCINATED + task) != 0
+    vaccinated = (tl.load(VACCINATED + tl.load(PRESENT + task)) != 0) & (unusable == 0)
+    visits = ORDER + (chosen * T + task) * (T - 1)
     for visit in range(T - 1):
-        other = tl.load(ORDER + (component * T + task) * (T - 1) + visit)
-        row = tl.load(gram + other * T + others, mask=inside, other=0.0)
+        other = tl.load(visits + visit)
+        row = tl.load(gram + other * row_stride + others, mask=inside, other=0.0)
         dot = tl.sum(tl.where(others == other, products, 0.0))
         their_square = tl.maximum(tl.sum(tl.where(others == other, row, 0.0)), 0.0)
         own, theirs = tl.sqrt(tl.maximum(square, 0.0)), tl.sqrt(their_square)
         alive = (square > smallest) & (theirs > 0) & vaccinated
         phi = tl.where(alive, dot / tl.where(alive, own * theirs, 1.0), 0.0)
         phi = tl.minimum(tl.maximum(phi, -1.0), 1.0)
-        goal = tl.load(GOAL + own_row + other)
+        goal = tl.sum(tl.where(others == other, goals, 0.0))
+        limit = tl.sum(tl.where(others == other, limits, 0.0))
         sine = tl.sqrt(1.0 - goal * goal)
-        below = alive & (phi < tl.load(TARGET + own_row + other))
+        below = alive & (phi < limit)
         step = own * (goal * tl.sqrt(1.0 - phi * phi) - phi * sine)
         step = tl.where(below, step / tl.where(below, theirs * sine, 1.0), 0.0)
         coefficients += tl.where(others == other, step, 0.0)
@@ -58,38 +82,63 @@ def _sweep_kernel(
         products += step * row
         observed = tl.where((others == other) & alive, phi, observed)
         active = tl.where((others == other) & below, 1, active)
-    tl.store(COEFFICIENTS + own_row + others, coefficients, mask=inside)
-    tl.store(OBSERVED + own_row + others, observed, mask=inside)
-    tl.store(ACTIVE + own_row + others, active, mask=inside)
+    out = component * T * T + task * T + others
+    tl.store(COEFFICIENTS + out, coefficients, mask=inside)
+    tl.store(OBSERVED + out, observed, mask=inside)
+    tl.store(ACTIVE + out, active, mask=inside)
+    tl.store(HELD + out, targets, mask=inside)
+    was_seen = inside & (observed == observed)
+    tl.store(NEXT + places, (1.0 - beta) * targets + beta * observed, mask=was_seen)
 
 
-def pairwise_sweep_triton(
+class Sweep(NamedTuple):
+    """What `sweep` finds, `[K, T, T]` each."""
+
+    coefficients: Tensor
+    observed: Tensor
+    active: Tensor
+    held: Tensor  # the targets
+
+
+def sweep(
     gram: Tensor,
     target: Tensor,
-    goal: Tensor,
     order: Tensor,
     vaccinated: Tensor,
-    cancelled: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`pairwise_sweep` on CUDA in one launch; `goal` is the target kept away from 1."""
-    num_components, num_tasks, _ = gram.shape
-    coefficients, observed = torch.empty_like(gram), torch.empty_like(gram)
-    active = torch.empty_like(gram, dtype=torch.int8)
-    _sweep_kernel[(num_components, num_tasks)](
-        gram.contiguous(),
-        target.contiguous(),
-        goal.contiguous(),
-        order.contiguous(),
-        vaccinated.to(torch.int8),
-        coefficients,
-        observed,
-        active,
-        num_tasks,
-        CANCELLED=cancelled,
+    chosen: Tensor,
+    present: Tensor,
+    finite: Tensor,
+    following: Tensor,
+    constants: Tensor,
+) -> Sweep:
+    """`pairwise_sweep` on CUDA in one launch, from the targets of all components and tasks.
+
+    Args:
+        gram: `[K, T, T]`; a component that is not finite is left as it is.
+        target: Of all components and tasks.
+        order: Of all components, `[..., T, T - 1]`.
+        vaccinated: bool, of all tasks.
+        chosen: The components, `[K]`.
+        present: The tasks, `[T]`.
+        finite: A bool that is cleared if some component is not finite.
+        following: The moving averages of all components and tasks, to be written where a pair was
+            seen; `target` itself if there are none.
+        constants: The weight of new values in moving averages, the share below which gradients have
+            cancelled, and the largest target.
+    """
+    gram = gram if gram.stride(2) == 1 else gram.contiguous()
+    num_tasks, shape = len(present), tuple(gram.shape)
+    found, active = gram.new_empty(3, *shape), gram.new_empty(shape, dtype=torch.bool)
+    coefficients, observed, held = found.unbind()
+    _sweep_kernel[(len(gram), num_tasks)](
+        *(gram, target, order.contiguous(), vaccinated.view(torch.int8), chosen, present),
+        *(coefficients, observed, active.view(torch.int8), held, following),
+        *(finite.view(torch.int8), constants),
+        *(gram.stride(0), gram.stride(1), num_tasks, target.shape[-1]),
         BLOCK=triton.next_power_of_2(num_tasks),
         num_warps=1,
     )
-    return coefficients, observed, active.bool()
+    return Sweep(coefficients, observed, active, held)
 
 
 @triton.jit

@@ -68,6 +68,13 @@ class _Chunks:
 _chunks = lru_cache(maxsize=64)(_Chunks)
 
 
+@lru_cache(maxsize=64)
+def _of_group(every: tuple[_Chunks, ...]) -> Tensor:
+    """Which chunks belong to which component, `[K, chunks]`."""
+    parts = [chunks.of_group for chunks in every]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
 class _Launch(NamedTuple):
     """Parameters that one launch takes together: of one dtype, and aligned alike."""
 
@@ -116,15 +123,16 @@ class Launched:
         two low parts are left out, some 3e-6 of a squared norm.
         """
         tasks = max(16, triton.next_power_of_2(self._num_tasks))
-        sums = []
-        for launch in self._launches:
+        every = tuple(launch.chunks for launch in self._launches)
+        num = [chunks.num for chunks in every]
+        partial = self._blocks[0].new_empty(sum(num), tasks, tasks, dtype=torch.float64)
+        for launch, out in zip(self._launches, partial.split(num), strict=True):
             chunks, first = launch.chunks, launch.where[0]
-            partial = first.new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
             is_wide = first.dtype == torch.float32
             parts, block, warps, stages = _gram_tile(tasks, is_wide)
             _grams_kernel[(chunks.num,)](
                 *launch.where,
-                partial,
+                out,
                 chunks.columns,
                 1.0,
                 T=self._num_tasks,
@@ -136,8 +144,9 @@ class Launched:
                 num_warps=warps,
                 num_stages=stages,
             )
-            sums.append(chunks.of_group @ partial.flatten(1).double())
-        total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+        is_recorded = is_captured(partial.device)
+        of_group = _of_group.__wrapped__(every) if is_recorded else _of_group(every)
+        total = of_group @ partial.flatten(1)
         return total.view(-1, tasks, tasks)[:, : self._num_tasks, : self._num_tasks]
 
     def combine(self, weights: Tensor) -> list[Tensor]:
