@@ -125,7 +125,8 @@ def check_rules() -> None:
                 found += [part.cpu().double() for part in (*weighing, rule.finite)]
             found.append(rule.state_dict()["target"].double())
         num = len(found) // 2
-        worst = max(error(mine, theirs) for mine, theirs in zip(found[num:], found[:num], strict=True))
+        pairs = zip(found[num:], found[:num], strict=True)
+        worst = max(error(mine, theirs) for mine, theirs in pairs)
         report(f"GradVac, preserve_norm={preserve_norm}", worst, 1e-12)
 
 
