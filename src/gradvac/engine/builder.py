@@ -85,6 +85,7 @@ class GradientBuilder:
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
         self._moved: dict[int, Segments] = {}  # by position of the index
+        self._flat: dict[tuple[object, tuple[int, ...]], Segments | None] = {}  # of plain junctions
         self._below: dict[int, _Below] = {}  # by position
         self._by_task: Segments | None = None
         self._waiting: list[Arrived] = []
@@ -165,15 +166,20 @@ class GradientBuilder:
 
         Or if they are measured, and there is no gradient yet.
         """
-        key = (junction.number, 0)
         if self._num_tasks * junction.weight_bytes > self._sink.table_bytes:
             return None
         if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None
-        if self.plan.owners[key] is How.MEASURED and gradient is None:
+        how = self.plan.owners[junction.number, 0]
+        if (how, shape) in self._flat:
+            return self._flat[how, shape]
+        if how is How.MEASURED and gradient is None:
             return None
-        rows = self._owned(*key, shape, gradient).flat()
-        return None if rows is None or rows.only is not None else rows
+        rows = self._owned(junction.number, 0, shape, gradient).flat()
+        rows = None if rows is None or rows.only is not None else rows
+        if isinstance(how, Layout):  # which junctions have in common
+            self._flat[how, shape] = rows
+        return rows
 
     @torch.no_grad()
     def build_waiting(self) -> None:
