@@ -122,7 +122,8 @@ def check_rules() -> None:
                 rule.start_step(present, torch.ones(len(present), device=device))
                 weighing = rule.weigh(chosen, gram.to(device))
                 rule.commit()
-                found += [part.cpu().double() for part in (*weighing, rule.finite)]
+                parts = (weighing.weights, weighing.target, weighing.active, rule.finite)
+                found += [part.cpu().double() for part in parts]
             found.append(rule.state_dict()["target"].double())
         num = len(found) // 2
         pairs = zip(found[num:], found[:num], strict=True)
@@ -132,12 +133,12 @@ def check_rules() -> None:
 
 def check_entries() -> None:
     """Gram matrices of a tied table by pairs of entries, and lookups in rows that lie apart."""
-    tasks = torch.randint(0, 5, (64,))
+    tasks = torch.randint(0, 5, (16,))
     segments = Segments(tasks, 6, DEVICE)  # task 5 is absent
-    tokens = torch.randint(0, 999, (64 * 7,), device=DEVICE)
+    tokens = torch.randint(0, 999, (16 * 7,), device=DEVICE)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        left = torch.randn(64 * 7, 1003, device=DEVICE).to(dtype)
-        right, values = (torch.randn(64 * 7, 40, device=DEVICE).to(dtype) for _ in range(2))
+        left = torch.randn(16 * 7, 1003, device=DEVICE).to(dtype)
+        right, values = (torch.randn(16 * 7, 40, device=DEVICE).to(dtype) for _ in range(2))
         wide = values if dtype == torch.float64 else values.float()  # as embeddings under autocast
         uses = [OuterProduct(left, right, segments), Lookup(wide, tokens, 1003, segments)]
         exact = OuterProduct(left.double(), right.double(), segments).task_gradients()

@@ -14,7 +14,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradvac import GradVac
-from gradvac.engine import contributions, plain_junctions, task_gradients
+from gradvac.engine import budget, contributions, plain_junctions, task_gradients
 from gradvac.engine.compiled import split_and_compile
 from gradvac.engine.contributions import Lookup, OuterProduct, gram_of_entries
 from gradvac.engine.kernels import Segments
@@ -176,6 +176,24 @@ def test_a_table_above_the_limit_is_never_formed(held: Held) -> None:
     aligner = attach(model, rule(), check=False, table_bytes=20 * len(TASKS) * D * 8)
     aligner.backward(distance(model(torch.randint(0, 40, (B, S)))), UNSORTED)
     assert held.most == bytes_of(block)
+
+
+@pytest.mark.parametrize("cost", [0, 1 << 40])
+def test_a_head_is_not_formed_where_pairs_of_entries_take_less(
+    cost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far below the limit, but beyond the share of the step that may wait."""
+    monkeypatch.setattr(contributions, "_ENTRY_COST", [cost])
+    monkeypatch.setattr(budget, "_LEAST_BYTES", 0)
+    words, block, head = nn.Embedding(200, D), Block(), nn.Linear(D, 200, bias=False)
+    head.weight = words.weight
+    tokens, model = torch.randint(0, 200, (B, S)), nn.Sequential(words, block, head).double()
+    twins = Twins(Case(model, output, (tokens,)), rule, check=False)
+    for tasks in (UNSORTED, ONE_ABSENT):
+        twins.step(tasks)
+    held = Held(monkeypatch)
+    twins.aligner.backward(distance(twins.model(tokens)), UNSORTED)
+    assert held.most == bytes_of(block) + (0 if cost else bytes_of(words))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)

@@ -2,6 +2,7 @@
 
 # T tasks
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.budget import WaitingBudget
-from gradvac.engine.contributions import Built, Contribution
+from gradvac.engine.contributions import Built, Contribution, is_better_unbuilt
 from gradvac.engine.declared_rows import DeclaredRows, RowTasks
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput
 from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
@@ -31,6 +32,8 @@ class Sink(Protocol):
 
     table_bytes: int
     """Task gradients of a matrix above this size are not built."""
+    head_bytes: int
+    """Those of a head above this size are not built if that takes less."""
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """What a junction contributes to a parameter."""
@@ -166,7 +169,7 @@ class GradientBuilder:
 
         Or if they are measured, and there is no gradient yet.
         """
-        if self._num_tasks * junction.weight_bytes > self._sink.table_bytes:
+        if self._is_unbuilt(junction, shape):
             return None
         if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None
@@ -180,6 +183,13 @@ class GradientBuilder:
         if isinstance(how, Layout):  # which junctions have in common
             self._flat[how, shape] = rows
         return rows
+
+    def _is_unbuilt(self, junction: PlainJunction, shape: tuple[int, ...]) -> bool:
+        built, head = self._num_tasks * junction.weight_bytes, junction.weight
+        if built <= self._sink.head_bytes or not isinstance(head, nn.Parameter):
+            return built > self._sink.table_bytes
+        is_better = is_better_unbuilt(head, math.prod(shape[:-1]), self._num_tasks)
+        return is_better or built > self._sink.table_bytes
 
     @torch.no_grad()
     def build_waiting(self) -> None:

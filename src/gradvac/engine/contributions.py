@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradvac.engine.kernels import Segments, grouped_outer, inner_products, joined, wide
 from gradvac.gram import working_dtype
 from gradvac.utils.native import native
 
 _PAIRS_AT_ONCE = 1 << 24  # of entries
-_ENTRY_COST = (1 << 5, 1 << 9)  # multiplications that take as long as building an entry, on a GPU
+_ENTRY_COST = (1 << 5, 1 << 10)  # multiplications that take as long as building an entry, on a GPU
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -377,9 +377,17 @@ def _are_few(every: Sequence[Entries]) -> bool:
     right, num_tasks = _right(every[0]), every[0].segments.num_tasks
     in_products, in_all = (sum(len(_right(one)) for one in some) for some in (products, every))
     # Of a table that is only looked up, no more rows are built than there are entries.
-    num_rows = products[0].left.shape[1] if products else in_all
-    built = (in_products + _ENTRY_COST[right.is_cuda] * num_tasks) * num_rows * right.shape[1]
-    return in_products**2 * num_rows + in_all**2 * right.shape[1] < built
+    num_rows, width = products[0].left.shape[1] if products else in_all, right.shape[1]
+    built = _ENTRY_COST[right.is_cuda] * num_tasks * num_rows * width
+    return in_products**2 * num_rows + in_all**2 * width < built
+
+
+def is_better_unbuilt(head: nn.Parameter, num_entries: int, num_tasks: int) -> bool:
+    """The same of a head, which has many more rows than columns, before there are contributions."""
+    if head.dim() != 2 or head.shape[0] < 16 * head.shape[1]:
+        return False
+    built = _ENTRY_COST[head.is_cuda] * num_tasks * head.numel()
+    return num_entries**2 * (head.shape[0] + head.shape[1]) < built
 
 
 def _pairs(one: Entries, rows: slice, other: Entries, columns: slice) -> Tensor:

@@ -431,7 +431,7 @@ class _CountedGradients:
 
     def __init__(self, gradients: TaskGradients) -> None:
         self._gradients, self.sums = gradients, GradientSketches()
-        self.table_bytes = gradients.table_bytes
+        self.table_bytes, self.head_bytes = gradients.table_bytes, gradients.head_bytes
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         self.sums.add(parameter, contribution.total())

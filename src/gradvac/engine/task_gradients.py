@@ -20,8 +20,10 @@ from gradvac.engine.contributions import (
     Contribution,
     Lookup,
     MatrixContribution,
+    OuterProduct,
     added,
     gram_of_entries,
+    is_better_unbuilt,
 )
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
@@ -83,11 +85,14 @@ class ParameterGradients:
             self._given = self.block[self._number]
         return self._given
 
-    def add(self, contribution: Contribution) -> None:
-        """Add a contribution."""
+    def add(self, contribution: Contribution, head_bytes: int = 1 << 62) -> None:
+        """Add a contribution; a head above `head_bytes` is split if that takes less."""
         self.has_begun, is_first = True, self._gradients is None
         if isinstance(contribution, MatrixContribution):
             most = contribution.split_share * self._table_bytes
+            if isinstance(contribution, OuterProduct) and contribution.built_bytes > head_bytes:
+                given = len(contribution.left), contribution.segments.num_tasks
+                most = 0 if is_better_unbuilt(self.parameter, *given) else most
             self.is_split |= is_first and contribution.built_bytes > most
             if isinstance(contribution, Lookup):
                 every = [*self._lookups, contribution]
@@ -272,6 +277,9 @@ class TaskGradients:
             small models weigh everything at once; larger ones stream. None: by what the step needs.
         table_bytes: Task gradients of a matrix above this size are not built.
         metric: What Gram matrices see of task gradients, which are then built whatever their size.
+
+    Attributes:
+        head_bytes: Those of a head above this size are not built if that takes less.
     """
 
     def __init__(
@@ -331,12 +339,14 @@ class TaskGradients:
         self._weigh, self._write = weigh, write
         self._build_waiting, self._entry_bytes = build_waiting, entry_bytes
         self._budget = WaitingBudget(1 << 28, self.stream_bytes) if budget is None else budget
+        may_split = budget is not None and weigh is not None and self._metric is None
+        self.head_bytes = self._budget.limit if may_split else 1 << 62
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Take what a junction contributes to a parameter."""
         if not parameter.requires_grad:  # frozen after the forward
             return
-        self._by_parameter[id(parameter)].add(contribution)
+        self._by_parameter[id(parameter)].add(contribution, self.head_bytes)
 
     def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
         """Take task gradients of some parameters that were built together, `[n, T, P]`."""
