@@ -293,6 +293,7 @@ class GraphSignature:
         children: (position, output number) of each input of a node; position -1 is a tensor that
             needs no gradient.
         roots: Positions of the roots.
+        compiled: Positions of compiled regions.
     """
 
     def __init__(
@@ -308,6 +309,7 @@ class GraphSignature:
         self.names = [(_KINDS.get(type(met[o])) or _kind(met[o]))[0] for o in self.order]
         self.children = [tuple((position[c], number) for c, number in inner[o]) for o in self.order]
         self.roots = [position[root] for root in roots]
+        self.compiled = [p for p, name in enumerate(self.names) if name == COMPILED]
 
 
 _SIGNATURES: dict[tuple[object, ...], GraphSignature] = {}
@@ -395,7 +397,7 @@ def _count_hooks(nodes: Iterable[Any]) -> int:
     A graph does not show its hooks. But those of its activations and nodes are as new as it is, and
     every registration takes a number.
     """
-    oldest = min(node._sequence_nr() for node in nodes)
+    oldest = min([node._sequence_nr() for node in nodes])
     before = next((count for newest, count in reversed(_PASSED) if newest <= oldest), 0)
     return RemovableHandle.next_id - _OWN[0] - before
 
@@ -545,17 +547,17 @@ class Graph:
 
     def check_compiled(self) -> None:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""
-        for node, name in zip(self.nodes, self.names, strict=True):
-            if name == COMPILED:
-                described: Any = getattr(getattr(node, "_forward_cls", None), "metadata", None)
-                if getattr(described, "bw_donated_idxs", ()) is None:
-                    described.bw_donated_idxs = []  # in the form that is asked for on other threads
-                elif getattr(described, "bw_donated_idxs", None):
-                    raise ValueError(
-                        "model: was compiled before the Aligner was made, so that its backward can "
-                        "run only once; make the Aligner before the first compiled batch, or call "
-                        "torch.compiler.reset() and run the batch again."
-                    )
+        for position in self.signature.compiled:
+            node = self.nodes[position]
+            described: Any = getattr(getattr(node, "_forward_cls", None), "metadata", None)
+            if getattr(described, "bw_donated_idxs", ()) is None:
+                described.bw_donated_idxs = []  # in the form that is asked for on other threads
+            elif getattr(described, "bw_donated_idxs", None):
+                raise ValueError(
+                    "model: was compiled before the Aligner was made, so that its backward can "
+                    "run only once; make the Aligner before the first compiled batch, or call "
+                    "torch.compiler.reset() and run the batch again."
+                )
 
     def reached_by(self) -> list[int]:
         """For every node, which roots depend on it: bit t for root t."""

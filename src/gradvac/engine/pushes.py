@@ -8,9 +8,10 @@ does so behind the first dimension, and what works on single entries broadcasts 
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from gradvac.engine.graph import Graph, aside, call_node
+from gradvac.engine.graph import Graph, aside, call_node, saved
 from gradvac.engine.junctions import permutation
 from gradvac.engine.layouts import VIEWS, kinds
 
@@ -19,7 +20,7 @@ ENTRYWISE = kinds(
     """
     Abs Clamp ClampMax ClampMin Cos Div Elu Erf Exp Exp2 Expm1 LeakyRelu Log Log1P Log2
     MaskedFill Maximum Minimum Mul Neg Pow Reciprocal Relu Rsqrt Rsub Sigmoid Silu Sin Softplus
-    Sqrt Sub Tanh Tril Triu Where
+    Sqrt Sub Tanh Tril Triu
     """
 )
 
@@ -44,6 +45,10 @@ def push_at_once(
     if kind in ("Add", "Expand"):
         factor = getattr(graph.nodes[position], "_saved_alpha", 1) if kind == "Add" else 1
         values = {edge: gradients * factor if edge and factor != 1 else gradients for edge in edges}
+    elif kind == "Where":  # the mask of every layer: a call, on another thread, takes much longer
+        chosen, nothing = saved(graph.nodes[position], "condition"), gradients.new_zeros(())
+        pairs = ((gradients, nothing), (nothing, gradients))
+        values = {edge: torch.where(chosen, *pairs[edge]) for edge in edges}
     elif kind in ENTRYWISE and not described.dtype.is_complex:
         returned = aside(lambda: call_node(graph.nodes[position], [gradients]), gradients)
         found = {edge: returned[edge] for edge in edges}
