@@ -150,9 +150,12 @@ def test_grouped_products(transposed: bool, table_bytes: int | None) -> None:
     """Experts that are one parameter: their rows are followed; if they are large, also split."""
 
     def run(m: Any, x: Tensor, order: Tensor) -> Tensor:
-        ends = torch.tensor([2, 2, len(order)], dtype=torch.int32)  # one expert without entries
+        # One expert without entries, and layers that share their entries out alike or not.
+        ends, others = torch.tensor([[2, 2, len(order)], [1, 3, len(order)]], dtype=torch.int32)
         weights = m.experts.mT if transposed else m.experts
-        moved = F.grouped_mm(m.first(x)[order], weights, offs=ends)
+        moved = m.first(x)[order]
+        for offs in (ends, ends, others):
+            moved = F.grouped_mm(moved, weights, offs=offs).tanh()
         result: Tensor = m.last(moved[order.argsort()])
         return result
 

@@ -16,7 +16,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.kernels import Segments, grouped_outer, inner_products, joined, wide
+from gradvac.engine.kernels import (
+    Segments,
+    by_expert,
+    grouped_outer,
+    inner_products,
+    joined,
+    wide,
+)
 from gradvac.gram import working_dtype
 from gradvac.utils.native import native
 
@@ -291,27 +298,21 @@ class ExpertProducts(MatrixContribution):
         self.built_bytes = segments.num_tasks * len(ends) * size
 
     def task_gradients(self) -> Tensor:
-        every = torch.arange(len(self.left), device=self.left.device)
-        return self._products(self.left, self.right, self._tasks, self._ends, every)
+        return self._products(
+            self.left, self.right, self.segments.by_expert(self._ends, self._tasks)
+        )
 
-    def _products(
-        self, left: Tensor, right: Tensor, tasks: Tensor, ends: Tensor, entries: Tensor
-    ) -> Tensor:
+    def _products(self, left: Tensor, right: Tensor, groups: Segments) -> Tensor:
         """Of some entries, by task and expert."""
-        num_experts = len(ends)
-        experts = torch.bucketize(entries, ends, right=True)
-        num_groups = self.segments.num_tasks * num_experts
-        group = torch.where(experts < num_experts, tasks * num_experts + experts, num_groups)
-        products = grouped_outer(left, right, Segments(group, num_groups + 1, left.device))
-        by_task: Tensor = products[:-1].unflatten(0, (-1, num_experts))
+        products = grouped_outer(left, right, groups)[:-1]
+        by_task: Tensor = products.unflatten(0, (self.segments.num_tasks, -1))
         return by_task
 
     def slice(self, start: int, end: int) -> Tensor:
-        ends = self._ends_on_host
+        ends, num_tasks = self._ends_on_host, self.segments.num_tasks
         entries = slice(ends[start - 1] if start else 0, ends[end - 1])
-        given = (self.left[entries], self.right[entries], self._tasks[entries])
-        every = torch.arange(entries.start, entries.stop, device=self.left.device)
-        return self._products(*given, self._ends[start:end], every)
+        groups = by_expert(self._tasks[entries], num_tasks, self._ends[start:end] - entries.start)
+        return self._products(self.left[entries], self.right[entries], groups)
 
     @cached_property
     def _ends_on_host(self) -> list[int]:

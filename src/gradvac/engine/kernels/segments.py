@@ -63,6 +63,7 @@ class Segments:
         self._offsets: dict[int, Tensor] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
         self._spread: dict[object, Segments] = {}
+        self._experts: tuple[object, Tensor, Segments] | None = None  # of the last layer
 
     @classmethod
     def of_one_task(cls, task: int, num_tasks: int, device: torch.device) -> "Segments":
@@ -188,6 +189,29 @@ class Segments:
             index = along.view(view).expand(shape).reshape(-1)
             self._spread[key] = Segments(index, self.num_tasks, self.tasks.device)
         return self._spread[key]
+
+    def by_expert(self, ends: Tensor, tasks: Tensor) -> "Segments":
+        """`by_expert` of the entries of this batch, once for all weights of a layer."""
+        key = (ends.data_ptr(), ends._version, len(tasks))
+        if self._experts is None or self._experts[0] != key:
+            # `ends` is kept: its address must be no other's meanwhile.
+            self._experts = key, ends, by_expert(tasks, self.num_tasks, ends)
+        return self._experts[2]
+
+
+def by_expert(tasks: Tensor, num_tasks: int, ends: Tensor) -> Segments:
+    """Segments by task and expert, and one more of entries that belong to none.
+
+    Args:
+        tasks: Of the entries, which come one expert after the other.
+        num_tasks: T.
+        ends: Of the entries of every expert.
+    """
+    every = torch.arange(len(tasks), device=tasks.device)
+    experts = torch.bucketize(every, ends, right=True)
+    num_groups = num_tasks * len(ends)
+    group = torch.where(experts < len(ends), tasks * len(ends) + experts, num_groups)
+    return Segments(group, num_groups + 1, tasks.device)
 
 
 def joined(parts: Sequence[tuple[Segments, int]]) -> Segments:
