@@ -28,7 +28,9 @@ from gradvac.gram import working_dtype
 from gradvac.utils.native import native
 
 _PAIRS_AT_ONCE = 1 << 24  # of entries
-_ENTRY_COST = (1 << 5, 1 << 10)  # multiplications that take as long as building an entry, on a GPU
+# Multiplications that take as long as building an entry of a task gradient, and as a pair of
+# entries beside its products; without and with a GPU.
+_ENTRY_COST, _PAIR_COST = (1 << 5, 1 << 10), (1 << 6, 1 << 12)
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -84,6 +86,10 @@ class MatrixContribution(Contribution):
     def slice(self, start: int, end: int) -> Tensor:
         """Task gradients of start..end along the first dimension, `[T, end - start, ...]`."""
 
+    def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:  # noqa: ARG002
+        """Whether its task gradients have more bytes than these, and pairs of entries cost less."""
+        return False
+
     def add_to(self, gradients: Tensor) -> Tensor:
         if self.segments.only is None:
             return super().add_to(gradients)
@@ -110,6 +116,12 @@ class Lookup(MatrixContribution):
         """Of the task gradients of its rows alone."""
         return 4 * self.segments.num_tasks * self.values.numel()
 
+    def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:
+        num, width, is_cuda = len(self.tokens), self.values.shape[1], parameter.is_cuda
+        built = _ENTRY_COST[is_cuda] * self.segments.num_tasks * min(num, self.num_rows) * width
+        is_large = min(self.rows_bytes, self.built_bytes) > least
+        return is_large and num**2 * (width + _PAIR_COST[is_cuda]) < built
+
     @staticmethod
     def join(every: "Sequence[Lookup]") -> "Sequence[Lookup]":
         if len(every) == 1:
@@ -121,20 +133,20 @@ class Lookup(MatrixContribution):
 
     @staticmethod
     def are_of_few_rows(every: "Sequence[Lookup]") -> bool:
-        """Whether a table's lookups have less than half of its rows, each counted once.
+        """Whether a table's lookups have less than three of four of its rows, each counted once.
 
         On a GPU, where counting would mean waiting, every occurrence is counted.
         """
         num_rows, tokens = every[0].num_rows, [one.tokens for one in every]
         num_tokens = sum(map(len, tokens))
-        if 2 * num_tokens < num_rows:
+        if 4 * num_tokens < 3 * num_rows:
             return True
         # Their values must not take more than the task gradients of the table.
         are_many = num_tokens > every[0].segments.num_tasks * num_rows
         if are_many or tokens[0].device.type != "cpu":
             return False
         is_seen = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, torch.cat(tokens), True)
-        return 2 * int(is_seen.sum()) < num_rows
+        return 4 * int(is_seen.sum()) < 3 * num_rows
 
     def renumbered(self) -> "tuple[Tensor, Lookup]":
         """The tokens of the batch, and the same for a table of their rows alone.
@@ -255,6 +267,10 @@ class OuterProduct(MatrixContribution):
     def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
         self.left, self.right, self.segments = left, right, segments
         self.built_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
+
+    def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:
+        is_large, num_tasks = self.built_bytes > least, self.segments.num_tasks
+        return is_large and is_better_unbuilt(parameter, len(self.left), num_tasks)
 
     def total(self) -> Tensor:
         return self.left.t() @ self.right
@@ -384,7 +400,7 @@ def _are_few(every: Sequence[Entries]) -> bool:
 
 
 def is_better_unbuilt(head: nn.Parameter, num_entries: int, num_tasks: int) -> bool:
-    """The same of a head, which has many more rows than columns, before there are contributions."""
+    """Of a head, which has many more rows than columns, whether pairs of entries cost less."""
     if head.dim() != 2 or head.shape[0] < 16 * head.shape[1]:
         return False
     built = _ENTRY_COST[head.is_cuda] * num_tasks * head.numel()
