@@ -178,6 +178,7 @@ MODELS = {
         *("ViT-B", "ViT", "ImageClassification", image_batch),
         Size({"num_labels": 1000}, 128, 224),
         Size(TINY_BERT | {"num_labels": 10, "image_size": 32, "patch_size": 8}, 32, 32),
+        modes=("eager", "compiled"),  # transformers makes a mask only while it is recorded
     ),
     "nllb": nllb("NLLB-600M", 0.0),
     "m2m": nllb("NLLB, layerdrop", 0.05),  # layers are skipped at random: new graphs all the time
