@@ -304,9 +304,10 @@ class Pairwise(Rule):
         self._next = self._target.clone() if self.target_rule.beta else self._target
 
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
-        kernel, is_alone = _kernel(gram), len(self.present) == 1
-        is_other = self.preserve_norm or type(self).held_targets is not Pairwise.held_targets
-        if kernel is None or is_alone or is_other:
+        kernel, kind = _kernel(gram), type(self)
+        ours = (Pairwise.weigh_finite, Pairwise.held_targets)
+        is_ours = (kind.weigh_finite, kind.held_targets) == ours and not self.preserve_norm
+        if kernel is None or len(self.present) == 1 or not is_ours:
             return super().weigh(components, gram)
         gram, chosen = gram.to(self._target.dtype), index_on(components, gram.device)
         given = (gram, self._target, self._order, self._vaccinated, chosen, self.index)
