@@ -1,7 +1,6 @@
 """Weighing in one launch, with a stand-in for the kernel, which needs a GPU (gpu_checks.py)."""
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ class StandIn:
     def random_order_triton(self, *_: Any) -> None:
         """The order is drawn without it."""
 
-    def sweep(
+    def pairwise_sweep_triton(
         self,
         gram: Tensor,
         target: Tensor,
@@ -33,7 +32,7 @@ class StandIn:
         finite: Tensor,
         following: Tensor,
         constants: Tensor,
-    ) -> Any:
+    ) -> tuple[Tensor, ...]:
         beta, cancelled, largest = constants.tolist()
         assert (cancelled, largest) == (pairwise.CANCELLED, pairwise.TARGET_LIMIT)
         pairs = (chosen[:, None, None], present[:, None], present)
@@ -44,7 +43,7 @@ class StandIn:
         coefficients, observed, active = pairwise.pairwise_sweep_reference(clean, *given)
         moved = (1.0 - beta) * held + beta * observed
         following[pairs] = torch.where(observed.isnan(), held, moved)
-        return SimpleNamespace(coefficients=coefficients, active=active, held=held)
+        return coefficients, observed, active, held
 
 
 def steps(rule: Pairwise) -> list[Tensor]:

@@ -172,8 +172,9 @@ def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tens
         every = (torch.arange(size, device=gram.device) for size in gram.shape[:2])
         finite, following = torch.ones_like(vaccinated[0]), torch.empty_like(target)
         given = (gram, target.contiguous(), order, vaccinated, *every, finite, following)
-        found = kernel.sweep(*given, _constants(0.0, gram.dtype, gram.device))
-        return found.coefficients, found.observed, found.active
+        constants = _constants(0.0, gram.dtype, gram.device)
+        coefficients, observed, active, _ = kernel.pairwise_sweep_triton(*given, constants)
+        return coefficients, observed, active
     # Above the limit Eq. 3 would turn similar gradients *away* from each other.
     target = target.clamp_max(TARGET_LIMIT)
     if (kernels := native()) is not None:
@@ -312,8 +313,10 @@ class Pairwise(Rule):
         gram, chosen = gram.to(self._target.dtype), index_on(components, gram.device)
         given = (gram, self._target, self._order, self._vaccinated, chosen, self.index)
         constants = _constants(self.target_rule.beta, gram.dtype, gram.device)
-        found = kernel.sweep(*given, self.finite, self._next, constants)
-        return Weighing(found.coefficients.sum(-2), found.held, found.active)
+        coefficients, _, active, held = kernel.pairwise_sweep_triton(
+            *given, self.finite, self._next, constants
+        )
+        return Weighing(coefficients.sum(-2), held, active)
 
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         chosen, targets = index_on(components, gram.device), self.held_targets(self._target)

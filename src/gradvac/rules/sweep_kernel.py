@@ -7,8 +7,6 @@ state in registers and walks through its visits alone. References: `pairwise_swe
 
 # K components, T tasks
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -91,16 +89,7 @@ def _sweep_kernel(
     tl.store(NEXT + places, (1.0 - beta) * targets + beta * observed, mask=was_seen)
 
 
-class Sweep(NamedTuple):
-    """What `sweep` finds, `[K, T, T]` each."""
-
-    coefficients: Tensor
-    observed: Tensor
-    active: Tensor
-    held: Tensor  # the targets
-
-
-def sweep(
+def pairwise_sweep_triton(
     gram: Tensor,
     target: Tensor,
     order: Tensor,
@@ -110,7 +99,7 @@ def sweep(
     finite: Tensor,
     following: Tensor,
     constants: Tensor,
-) -> Sweep:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`pairwise_sweep` on CUDA in one launch, from the targets of all components and tasks.
 
     Args:
@@ -125,6 +114,9 @@ def sweep(
             seen; `target` itself if there are none.
         constants: The weight of new values in moving averages, the share below which gradients have
             cancelled, and the largest target.
+
+    Returns:
+        What `pairwise_sweep` does, and the targets, `[K, T, T]` each.
     """
     gram = gram if gram.stride(2) == 1 else gram.contiguous()
     num_tasks, shape = len(present), tuple(gram.shape)
@@ -138,7 +130,7 @@ def sweep(
         BLOCK=triton.next_power_of_2(num_tasks),
         num_warps=1,
     )
-    return Sweep(coefficients, observed, active, held)
+    return coefficients, observed, active, held
 
 
 @triton.jit
