@@ -307,8 +307,9 @@ class Pairwise(Rule):
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
         kernel, kind = _kernel(gram), type(self)
         ours = (Pairwise.weigh_finite, Pairwise.held_targets)
-        is_ours = (kind.weigh_finite, kind.held_targets) == ours and not self.preserve_norm
-        if kernel is None or len(self.present) == 1 or not is_ours:
+        is_usual = (kind.weigh_finite, kind.held_targets) == ours and not self.preserve_norm
+        is_usual &= len(self.present) > 1 and gram.device == self._target.device
+        if kernel is None or not is_usual:
             return super().weigh(components, gram)
         gram, chosen = gram.to(self._target.dtype), index_on(components, gram.device)
         given = (gram, self._target, self._order, self._vaccinated, chosen, self.index)
