@@ -147,6 +147,15 @@ def check_entries() -> None:
         assert found is not None
         limit = 1e-12 if dtype == torch.float64 else 2e-5
         report(f"pairs of entries {dtype}", error(found, exact @ exact.t()), limit)
+        both = [torch.cat([left, -left]), torch.cat([right, 0.99 * right])]  # nearly cancel out
+        both_segments = Segments(tasks.repeat(2), 6, DEVICE)
+        found = gram_of_entries([OuterProduct(*both, both_segments)])
+        assert found is not None
+        small = OuterProduct(*(one.double() for one in both), both_segments).task_gradients()
+        small = small.flatten(1) @ small.flatten(1).t()
+        single = both[0].double().square().sum(1) * both[1].double().square().sum(1)
+        off = float((found - small).abs().max() / single.sum())
+        report(f"pairs that cancel, of what they contribute {dtype}", off, 2e-6)
         together = uses[1].add_to(uses[0].task_gradients())
         limit = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 1e-2)
         report(f"lookups beside products {dtype}", error(together.flatten(1), exact), limit)

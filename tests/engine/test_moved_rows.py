@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,6 +143,33 @@ def test_no_pass_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
         aligner.backward(distance(model(x, torch.randperm(B))), UNSORTED)
         counts.append(len(passes))
     assert counts[-2:] == [1, 1]
+
+
+@pytest.mark.parametrize("has_second", [False, True])
+def test_ends_of_experts_that_change_unseen(has_second: bool) -> None:
+    """Nothing of a step is taken for the next one's, and nothing of a layer for another's."""
+    buffer = np.zeros(3, dtype=np.int32)
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        ends = torch.from_numpy(buffer)  # the same memory in every step, and no other version
+        moved = F.grouped_mm(m.first(x), m.experts, offs=ends).tanh()
+        if has_second:
+            moved = F.grouped_mm(moved, m.others, offs=ends[:2])
+        result: Tensor = m.last(moved)
+        return result
+
+    experts = nn.Parameter(torch.randn(NUM_EXPERTS, 16, 16))
+    parts = {"others": nn.Parameter(torch.randn(2, 16, 16)), "first": nn.Linear(D, 16)}
+    model = Model(run, experts=experts, last=nn.Linear(16, 3), **parts)
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, GradVac(target=0.5), engine="one_backward")
+    reference = Aligner(twin, TASKS, GradVac(target=0.5), engine="per_task")
+    for ends in ([2, B, B], [1, B, B], [4, B, B], [2, B, B]):
+        buffer[:], x = ends, torch.randn(B, D)
+        for one, by in ((model, aligner), (twin, reference)):
+            one.zero_grad()
+            by.backward(distance(one(x)), UNSORTED)
+        assert_same_gradients(model, twin, 1e-4)
 
 
 @pytest.mark.parametrize("table_bytes", [None, 2000])

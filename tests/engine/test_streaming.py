@@ -241,17 +241,32 @@ def test_gram_matrices_by_pairs_of_entries(
     torch.testing.assert_close(found, gradients @ gradients.t(), rtol=1e-12, atol=1e-12)
 
 
-def test_lookups_are_added_where_task_gradients_lie() -> None:
+@pytest.mark.parametrize("between", [0, 3 * D, 5])
+def test_lookups_are_added_where_task_gradients_lie(between: int) -> None:
     """Rows between those of two tasks, as padded products leave them, are no reason for a copy."""
     segments = Segments(torch.tensor(UNSORTED), len(TASKS), torch.device("cpu"))
     use = Lookup(torch.randn(len(UNSORTED), D), torch.randint(0, 7, (len(UNSORTED),)), 7, segments)
-    padded = torch.zeros(len(TASKS), 10, D)
+    padded = torch.zeros(len(TASKS), 7 * D + between)
     gradients = ParameterGradients(nn.Parameter(torch.randn(7, D)), 0, 1 << 32)
-    gradients.begin(padded[:, :7])
+    gradients.begin(padded[:, : 7 * D])
     gradients.add(use)
-    torch.testing.assert_close(padded[:, :7], use.task_gradients())
-    assert not padded[:, 7:].any()
-    assert gradients.dense().data_ptr() == padded.data_ptr()
+    torch.testing.assert_close(gradients.dense(), use.task_gradients())
+    assert not padded[:, 7 * D :].any()
+    assert (gradients.dense().data_ptr() == padded.data_ptr()) == (not between % D)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-24, 1e15])
+def test_pairs_of_entries_that_cancel_out(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a ten-thousandth, and of any size: without a GPU products are taken in float64."""
+    monkeypatch.setattr(contributions, "_ENTRY_COST", [1 << 40])
+    half, right = torch.randn(32, 200), torch.randn(32, D)
+    left = torch.cat([half, -half + 1e-4 * torch.randn(32, 200)]) * size
+    tasks = torch.arange(32).repeat(2) % 2
+    segments, right = Segments(tasks, 2, torch.device("cpu")), right.repeat(2, 1)
+    found = gram_of_entries([OuterProduct(left, right, segments)])
+    exact = OuterProduct(left.double(), right.double(), segments).task_gradients().flatten(1)
+    assert found is not None
+    torch.testing.assert_close(found, exact @ exact.t(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("at_once", [5, 2])
@@ -448,7 +463,7 @@ def test_a_large_table_whose_task_gradients_come_formed_as_well(granularity: str
     model = Model(run, words=nn.Embedding(40, D), back=nn.Linear(40, D), block=Block()).double()
     inputs = (torch.randn(B, S, D).double(), torch.randint(0, 40, (B, S)))
     twins = Twins(Case(model, output, inputs), rule, granularity=granularity, table_bytes=1)
-    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT, [1] * B):
         twins.step(tasks)
 
 

@@ -186,10 +186,11 @@ class GradientBuilder:
 
     def _is_unbuilt(self, junction: PlainJunction, shape: tuple[int, ...]) -> bool:
         built, head = self._num_tasks * junction.weight_bytes, junction.weight
-        if built <= self._sink.head_bytes or not isinstance(head, nn.Parameter):
-            return built > self._sink.table_bytes
-        is_better = is_better_unbuilt(head, math.prod(shape[:-1]), self._num_tasks)
-        return is_better or built > self._sink.table_bytes
+        if built <= min(self._sink.head_bytes, self._sink.table_bytes):
+            return False
+        assert isinstance(head, nn.Parameter)
+        given = (math.prod(shape[:-1]), self._num_tasks)
+        return built > self._sink.table_bytes or is_better_unbuilt(head, *given)
 
     @torch.no_grad()
     def build_waiting(self) -> None:

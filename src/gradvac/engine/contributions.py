@@ -3,7 +3,7 @@
 They are asked for the form that is needed: all task gradients, and of large tables a slice of them,
 or their Gram matrix and weighted sum without ever building them: an entry contributes a b^T, the
 inner product of two entries is <a, a'> <b, b'>, and sum_t w_t g_t of a linear layer is just
-dY^T (w[task] * X).
+dY^T (w[task] * X), or (w[task] * dY)^T X.
 """
 
 # N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +73,12 @@ class MatrixContribution(Contribution):
     """To a matrix, or to a stack of matrices, of which `slice` does not build the rest.
 
     Attributes:
+        kept_bytes: Of its operands, if it has any beside values of a lookup.
         split_share: Of the bytes beyond which the task gradients of a table are not built: those of
             a stack are split earlier, because its combined gradient costs little more than plain.
     """
 
+    kept_bytes = 0
     split_share = 1.0
 
     @abstractmethod
@@ -194,10 +197,8 @@ class Lookup(MatrixContribution):
         is_narrow = gradients.dtype in (torch.bfloat16, torch.float16)
         places, values = self._merged() if is_narrow else (self._places(), self.values)
         num_tasks, size, width = gradients.shape
-        apart = gradients.stride(0) // max(
-            1, width
-        )  # rows from task to task: some may lie in between
-        if apart != self.num_rows:
+        apart = gradients.stride(0) // width  # rows of the memory from task to task
+        if start or apart != self.num_rows or size != self.num_rows:
             tasks, tokens = places // self.num_rows, places % self.num_rows - start
             places = tasks * apart + tokens
             if size < self.num_rows:  # tokens outside add zeros somewhere
@@ -266,6 +267,7 @@ class OuterProduct(MatrixContribution):
 
     def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
         self.left, self.right, self.segments = left, right, segments
+        self.kept_bytes = left.nbytes + right.nbytes
         self.built_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
 
     def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:
@@ -287,8 +289,9 @@ class OuterProduct(MatrixContribution):
             return self.total() * weights[self.segments.only].to(self.left.dtype)
         left, right = self.left, self.right
         scale = weights.to(left.dtype)[self.segments.along(len(left)), None]
-        is_narrow = left.shape[1] < right.shape[1]
-        return (left * scale).t() @ right if is_narrow else left.t() @ (right * scale)
+        # The narrower one; in float16 what a GradScaler keeps in range.
+        is_left = left.shape[1] < right.shape[1] or left.dtype == torch.float16
+        return (left * scale).t() @ right if is_left else left.t() @ (right * scale)
 
     def transposed(self) -> "OuterProduct":
         self.left, self.right = self.right, self.left
@@ -303,20 +306,34 @@ class ExpertProducts(MatrixContribution):
         right: `[N, I]`.
         ends: Of the entries of every expert, `[E]`; those beyond belong to none.
         segments: The tasks of the entries.
+        last: How entries were grouped for the last weight of this backward: those of a layer share
+            their ends.
     """
 
     split_share = 0.5
 
-    def __init__(self, left: Tensor, right: Tensor, ends: Tensor, segments: Segments) -> None:
-        self.left, self.right, self.segments = left, right, segments
+    def __init__(
+        self,
+        left: Tensor,
+        right: Tensor,
+        ends: Tensor,
+        segments: Segments,
+        last: dict[object, Any],
+    ) -> None:
+        self.left, self.right, self.segments, self._last = left, right, segments, last
         self._ends, self._tasks = ends, segments.along(len(left))
+        self.kept_bytes = left.nbytes + right.nbytes
         size = left.shape[1] * right.shape[1] * left.itemsize
         self.built_bytes = segments.num_tasks * len(ends) * size
 
     def task_gradients(self) -> Tensor:
-        return self._products(
-            self.left, self.right, self.segments.by_expert(self._ends, self._tasks)
-        )
+        ends, segments = self._ends, self.segments
+        key = (id(segments), ends.data_ptr(), ends.shape, ends.stride(), len(self._tasks))
+        if key not in self._last:
+            self._last.clear()
+            groups = by_expert(self._tasks, segments.num_tasks, ends)
+            self._last[key] = groups, ends, segments  # whose addresses are no others' meanwhile
+        return self._products(self.left, self.right, self._last[key][0])
 
     def _products(self, left: Tensor, right: Tensor, groups: Segments) -> Tensor:
         """Of some entries, by task and expert."""
@@ -363,7 +380,9 @@ Entries = OuterProduct | Lookup
 def gram_of_entries(every: Sequence[MatrixContribution]) -> Tensor | None:
     """`[T, T]`, of contributions to one matrix, from pairs of their entries.
 
-    None where building task gradients takes less.
+    None where building task gradients takes less, or where there are other contributions. What is
+    lost is a share of all that single entries contribute, also where they cancel out: of float32
+    and below, on a GPU, some 1e-6 of it.
     """
     parts = [one for one in every if isinstance(one, Entries) and not _right(one).is_complex()]
     if len(parts) < len(every) or not _are_few(parts):
@@ -385,8 +404,7 @@ def gram_of_entries(every: Sequence[MatrixContribution]) -> Tensor | None:
                 pairs = _pairs(one, rows, parts[other], columns)
                 if other == number:  # the square on the diagonal has every pair twice
                     pairs[:, : rows.stop - start] *= 0.5
-                by_row = pairs.to(dtype) @ owners[other][columns]
-                half += owners[number][rows].t() @ by_row
+                half += owners[number][rows].t() @ (pairs @ owners[other][columns])
     return half + half.t()
 
 
@@ -396,29 +414,38 @@ def _are_few(every: Sequence[Entries]) -> bool:
     right, num_tasks = _right(every[0]), every[0].segments.num_tasks
     in_products, in_all = (sum(len(_right(one)) for one in some) for some in (products, every))
     # Of a table that is only looked up, no more rows are built than there are entries.
-    num_rows, width = products[0].left.shape[1] if products else in_all, right.shape[1]
-    built = _ENTRY_COST[right.is_cuda] * num_tasks * num_rows * width
-    return in_products**2 * num_rows + in_all**2 * width < built
+    num_rows = products[0].left.shape[1] if products else in_all
+    shape = (num_rows, right.shape[1])
+    return _cost_less(in_products, in_all, shape, num_tasks, is_cuda=right.is_cuda)
 
 
 def is_better_unbuilt(head: nn.Parameter, num_entries: int, num_tasks: int) -> bool:
-    """Of a head, which has many more rows than columns, whether pairs of entries cost less."""
+    """The same of a head, which has many more rows than columns, before its contributions."""
     if head.dim() != 2 or head.shape[0] < 16 * head.shape[1]:
         return False
-    built = _ENTRY_COST[head.is_cuda] * num_tasks * head.numel()
-    return num_entries**2 * (head.shape[0] + head.shape[1]) < built
+    shape = (head.shape[0], head.shape[1])
+    return _cost_less(num_entries, num_entries, shape, num_tasks, is_cuda=head.is_cuda)
+
+
+def _cost_less(
+    in_products: int, in_all: int, shape: tuple[int, int], num_tasks: int, *, is_cuda: bool
+) -> bool:
+    """The same of so many entries, and of so many rows and columns to be built."""
+    built = _ENTRY_COST[is_cuda] * num_tasks * shape[0] * shape[1]
+    return in_products**2 * shape[0] + in_all**2 * shape[1] < built
 
 
 def _pairs(one: Entries, rows: slice, other: Entries, columns: slice) -> Tensor:
     """The inner products of what some entries contribute, `[rows, columns]`."""
-    by_right = inner_products(_right(one)[rows], _right(other)[columns])
+    pairs = inner_products(_right(one)[rows], _right(other)[columns])
+    pairs = pairs.to(working_dtype(pairs.device))  # where products of two are not out of range
     if isinstance(one, Lookup):
         if isinstance(other, Lookup):
-            return by_right * (one.tokens[rows, None] == other.tokens[columns])
-        return by_right * other.left[columns].index_select(1, one.tokens[rows]).t()
+            return pairs.mul_(one.tokens[rows, None] == other.tokens[columns])
+        return pairs.mul_(other.left[columns].index_select(1, one.tokens[rows]).t())
     if isinstance(other, Lookup):
-        return by_right * one.left[rows].index_select(1, other.tokens[columns])
-    return by_right.mul_(inner_products(one.left[rows], other.left[columns]))
+        return pairs.mul_(one.left[rows].index_select(1, other.tokens[columns]))
+    return pairs.mul_(inner_products(one.left[rows], other.left[columns]))
 
 
 def _right(one: Entries) -> Tensor:

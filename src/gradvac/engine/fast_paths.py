@@ -105,7 +105,7 @@ def grouped_product(at: NodeInput) -> Contribution | None:
     is_usual = at.edge == 1 and len(at.shape) == 3 and at.gradient.dim() == 2 and ends is not None
     if not is_usual or segments is None or segments.only is not None:
         return None
-    return ExpertProducts(saved(at.node, "self"), at.gradient, ends, segments)
+    return ExpertProducts(saved(at.node, "self"), at.gradient, ends, segments, at.graph.experts)
 
 
 # -- lookups ---------------------------------------------------------------------------------

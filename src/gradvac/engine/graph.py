@@ -412,6 +412,7 @@ class Graph:
         returned: What a node (position) that has just run returned.
         operands: What a tap (position) was handed beside the gradient of its output.
         moved: The row of every entry behind an index (position), where that is followed.
+        experts: How the entries of the last layer of experts are grouped, for its other weights.
         num_hooks: That others registered since the graph was begun, on its nodes or elsewhere.
         has_hooks: Somebody's hooks may run in a backward, and write over gradients.
 
@@ -446,6 +447,7 @@ class Graph:
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}
         self.moved: dict[int, Tensor] = {}
+        self.experts: dict[object, tuple[object, ...]] = {}
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, output number) of each input of a node.

@@ -123,9 +123,11 @@ class ParameterGradients:
         return self._gradients.reshape(self._gradients.shape[0], *self.parameter.shape)
 
     def _writable(self) -> Tensor:
-        """Each task's lies in one piece, and none in another's."""
+        """Each task's lies in one piece, none in another's, and all are whole rows apart."""
         gradients = self._shaped()
-        is_whole = gradients[0].is_contiguous() and gradients.stride(0) >= gradients[0].numel()
+        size, apart = gradients[0].numel(), gradients.stride(0)
+        is_whole = gradients[0].is_contiguous() and apart >= size > 0
+        is_whole = is_whole and not apart % gradients.shape[-1]
         return gradients if is_whole else gradients.contiguous()
 
     @property
@@ -135,6 +137,11 @@ class ParameterGradients:
         for lookup in self._lookups:
             held += 0 if self.is_split else min(lookup.rows_bytes, lookup.built_bytes)
         return held
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of products that are not built."""
+        return sum(product.kept_bytes for product in self._products)
 
     def dense(self) -> Tensor:
         """Task gradients, `[T, *shape]`."""
@@ -360,7 +367,8 @@ class TaskGradients:
         self._ready.append(component)
         for gradients in self._by_component[component]:
             waits = self._entry_bytes * gradients.parameter.numel()
-            self._budget.gradients += gradients.nbytes if gradients.has_begun else waits
+            held = gradients.nbytes + gradients.kept_bytes
+            self._budget.gradients += held if gradients.has_begun else waits
             self._budget.freed -= gradients.parameter.nbytes  # its gradient will take that place
         if not self._budget.gradients_fit():
             self._weigh_ready()

@@ -308,7 +308,7 @@ class Pairwise(Rule):
         kernel, kind = _kernel(gram), type(self)
         ours = (Pairwise.weigh_finite, Pairwise.held_targets)
         is_usual = (kind.weigh_finite, kind.held_targets) == ours and not self.preserve_norm
-        is_usual &= len(self.present) > 1 and gram.device == self._target.device
+        is_usual &= gram.shape[-1] == len(self.present) > 1 and gram.device == self._target.device
         if kernel is None or not is_usual:
             return super().weigh(components, gram)
         gram, chosen = gram.to(self._target.dtype), index_on(components, gram.device)

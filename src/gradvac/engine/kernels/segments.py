@@ -63,7 +63,6 @@ class Segments:
         self._offsets: dict[int, Tensor] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
         self._spread: dict[object, Segments] = {}
-        self._experts: tuple[object, Tensor, Segments] | None = None  # of the last layer
 
     @classmethod
     def of_one_task(cls, task: int, num_tasks: int, device: torch.device) -> "Segments":
@@ -189,14 +188,6 @@ class Segments:
             index = along.view(view).expand(shape).reshape(-1)
             self._spread[key] = Segments(index, self.num_tasks, self.tasks.device)
         return self._spread[key]
-
-    def by_expert(self, ends: Tensor, tasks: Tensor) -> "Segments":
-        """`by_expert` of the entries of this batch, once for all weights of a layer."""
-        key = (ends.data_ptr(), ends._version, len(tasks))
-        if self._experts is None or self._experts[0] != key:
-            # `ends` is kept: its address must be no other's meanwhile.
-            self._experts = key, ends, by_expert(tasks, self.num_tasks, ends)
-        return self._experts[2]
 
 
 def by_expert(tasks: Tensor, num_tasks: int, ends: Tensor) -> Segments:

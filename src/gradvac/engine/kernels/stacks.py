@@ -34,20 +34,20 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """Those of the rows of `[n, P]` and `[m, P]`, in float32 or better, `[n, m]`.
+    """Those of the rows of `[n, P]` and `[m, P]`, `[n, m]`: on a GPU in float32, else in float64.
 
-    On a GPU, numbers of float32 are taken as two of bfloat16: TF32 would be less precise. Products
-    of two low parts are left out.
+    On a GPU, numbers of float32 are taken as two of bfloat16: TF32 would be less precise.
     """
     dtype = torch.promote_types(left.dtype, right.dtype)
+    if not left.is_cuda or dtype == torch.float64:
+        dtype = working_dtype(left.device)
+        return left.to(dtype) @ right.to(dtype).t()
     left, right = left.to(dtype), right.to(dtype)
-    if not left.is_cuda or wide(dtype) == torch.float64:
-        return left.to(wide(dtype)) @ right.to(wide(dtype)).t()
     if dtype == torch.float32:
         left_high, right_high = left.to(torch.bfloat16), right.to(torch.bfloat16)
         left_low, right_low = (left - left_high).bfloat16(), (right - right_high).bfloat16()
-        left = torch.cat([left_high, left_high, left_low], 1)
-        right = torch.cat([right_high, right_low, right_high], 1)
+        left = torch.cat([left_high, left_high, left_low, left_low], 1)
+        right = torch.cat([right_high, right_low, right_high, right_low], 1)
     return torch.mm(left, right.t(), out_dtype=torch.float32)
 
 
