@@ -438,7 +438,6 @@ def _cost_less(
 def _pairs(one: Entries, rows: slice, other: Entries, columns: slice) -> Tensor:
     """The inner products of what some entries contribute, `[rows, columns]`."""
     pairs = inner_products(_right(one)[rows], _right(other)[columns])
-    pairs = pairs.to(working_dtype(pairs.device))  # where products of two are not out of range
     if isinstance(one, Lookup):
         if isinstance(other, Lookup):
             return pairs.mul_(one.tokens[rows, None] == other.tokens[columns])

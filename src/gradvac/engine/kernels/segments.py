@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradvac.engine.kernels.stacks import triton_kernels, wide
+from gradvac.engine.kernels.stacks import padded, triton_kernels, wide
 from gradvac.utils.devices import index_on
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -304,7 +304,7 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     left, right = segments.sort(left), segments.sort(right)
     is_grouped = left.is_cuda and left.dtype == torch.bfloat16
     if is_grouped and not _are_many_and_equal(segments, length):
-        products = F.grouped_mm(_padded(left).t(), _padded(right), offs=segments.offsets(length))
+        products = F.grouped_mm(padded(left).t(), padded(right), offs=segments.offsets(length))
         if segments.may_be_empty:  # the kernel leaves the result of an empty group undefined
             _clear_empty(products, segments.sizes)
         return products[:, : left.shape[1], : right.shape[1]]
@@ -332,12 +332,6 @@ def _are_many_and_equal(segments: Segments, length: int) -> bool:
     if segments.num_tasks < 16 or not segments.is_known_to_host:
         return False
     return len(set(segments.counts(length))) == 1
-
-
-def _padded(matrix: Tensor) -> Tensor:
-    """Rows of a multiple of 16 bytes, as a grouped product needs them."""
-    missing = -matrix.shape[1] % 8
-    return F.pad(matrix, (0, missing)) if missing else matrix
 
 
 def outer_products(
