@@ -18,7 +18,7 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
-from gradvac.engine.contributions import Lookup, OuterProduct, gram_of_entries
+from gradvac.engine.contributions import Lookup, OuterProduct
 from gradvac.engine.kernels import (
     Segments,
     are_products_in_place,
@@ -29,6 +29,7 @@ from gradvac.engine.kernels import (
     triton_kernels,
 )
 from gradvac.engine.kernels.stacks import combine_reference, gram_reference
+from gradvac.engine.pairs_of_entries import gram_of_entries
 from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import pairwise

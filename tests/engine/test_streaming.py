@@ -14,10 +14,17 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradvac import GradVac
-from gradvac.engine import budget, contributions, plain_junctions, task_gradients
+from gradvac.engine import (
+    budget,
+    contributions,
+    pairs_of_entries,
+    plain_junctions,
+    task_gradients,
+)
 from gradvac.engine.compiled import split_and_compile
-from gradvac.engine.contributions import Lookup, OuterProduct, gram_of_entries
+from gradvac.engine.contributions import Lookup, OuterProduct
 from gradvac.engine.kernels import Segments
+from gradvac.engine.pairs_of_entries import gram_of_entries
 from gradvac.engine.task_gradients import ParameterGradients, TaskGradients
 
 from .parity import (
@@ -152,7 +159,7 @@ def of_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [request.param * row_bytes])
         monkeypatch.setattr(contributions, "_ENTRY_COST", [-(1 << 40)])
     else:
-        monkeypatch.setattr(contributions, "_PAIRS_AT_ONCE", 40)
+        monkeypatch.setattr(pairs_of_entries, "_AT_ONCE", 40)
         monkeypatch.setattr(contributions, "_ENTRY_COST", [1 << 40])
 
 
@@ -222,7 +229,7 @@ def test_gram_matrices_by_pairs_of_entries(
     kinds: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of contributions of any tasks to one table, some of which have no entry."""
-    monkeypatch.setattr(contributions, "_PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr(pairs_of_entries, "_AT_ONCE", at_once)
     monkeypatch.setattr(contributions, "_ENTRY_COST", [1 << 40])
     every: list[OuterProduct | Lookup] = []
     for number, kind in enumerate(kinds.split()):

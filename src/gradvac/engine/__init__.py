@@ -31,6 +31,7 @@ The files, about in the order in which a step needs them:
     fast_paths.py      other operations whose node need not be called: one function each
     pushes.py          through operations on parameters alone, T gradients at a time
     contributions.py   what a junction contributes to a parameter, still separable by task
+    pairs_of_entries.py  Gram matrices of large tables, whose task gradients are not built
     budget.py          how much may wait to be built or weighed together
     task_gradients.py  contributions by parameter -> Gram matrices -> weights -> `.grad`
     metric.py          in which units Gram matrices see task gradients

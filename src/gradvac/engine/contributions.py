@@ -1,8 +1,7 @@
 """Contributions: what a junction contributes to a parameter's gradient, still separable by task.
 
 They are asked for the form that is needed: all task gradients, and of large tables a slice of them,
-or their Gram matrix and weighted sum without ever building them: an entry contributes a b^T, the
-inner product of two entries is <a, a'> <b, b'>, and sum_t w_t g_t of a linear layer is just
+or their weighted sum without ever building them, since sum_t w_t g_t of a linear layer is just
 dY^T (w[task] * X), or (w[task] * dY)^T X.
 """
 
@@ -21,14 +20,11 @@ from gradvac.engine.kernels import (
     Segments,
     by_expert,
     grouped_outer,
-    inner_products,
     joined,
     wide,
 )
-from gradvac.gram import working_dtype
 from gradvac.utils.native import native
 
-_PAIRS_AT_ONCE = 1 << 24  # of entries
 # Multiplications that take as long as building an entry of a task gradient, and as a pair of
 # entries beside its products; without and with a GPU.
 _ENTRY_COST, _PAIR_COST = (1 << 5, 1 << 10), (1 << 6, 1 << 12)
@@ -373,80 +369,25 @@ class ExpertProducts(MatrixContribution):
         return self
 
 
-Entries = OuterProduct | Lookup
-"""Contributions of entries one by one: a b^T each, where a is a unit vector in a lookup."""
-
-
-def gram_of_entries(every: Sequence[MatrixContribution]) -> Tensor | None:
-    """`[T, T]`, of contributions to one matrix, from pairs of their entries.
-
-    None where building task gradients takes less, or where there are other contributions. What is
-    lost is a share of all that single entries contribute, also where they cancel out: of float32
-    and below, on a GPU, some 1e-6 of it.
-    """
-    parts = [one for one in every if isinstance(one, Entries) and not _right(one).is_complex()]
-    if len(parts) < len(every) or not _are_few(parts):
-        return None
-    first, dtype = every[0].segments, working_dtype(_right(parts[0]).device)
-    numbers = torch.arange(first.num_tasks, device=first.device)
-    tasks = [one.segments.along(len(_right(one))) for one in parts]
-    owners = [(index[:, None] == numbers).to(dtype) for index in tasks]
-    half = torch.zeros(first.num_tasks, first.num_tasks, dtype=dtype, device=first.device)
-    for number, one in enumerate(parts):
-        for other in range(number, len(parts)):
-            length, end = len(_right(parts[other])), len(_right(one))
-            step = max(1, _PAIRS_AT_ONCE // max(1, length))
-            if other == number and isinstance(one, OuterProduct):
-                step = min(step, max(256, end // 4))  # what is below the diagonal is left out
-            for start in range(0, end, step):
-                rows = slice(start, min(start + step, end))
-                columns = slice(start if other == number else 0, length)
-                pairs = _pairs(one, rows, parts[other], columns)
-                if other == number:  # the square on the diagonal has every pair twice
-                    pairs[:, : rows.stop - start] *= 0.5
-                half += owners[number][rows].t() @ (pairs @ owners[other][columns])
-    return half + half.t()
-
-
-def _are_few(every: Sequence[Entries]) -> bool:
-    """Whether multiplying all pairs of entries takes less than building task gradients."""
-    products = [one for one in every if isinstance(one, OuterProduct)]
-    right, num_tasks = _right(every[0]), every[0].segments.num_tasks
-    in_products, in_all = (sum(len(_right(one)) for one in some) for some in (products, every))
-    # Of a table that is only looked up, no more rows are built than there are entries.
-    num_rows = products[0].left.shape[1] if products else in_all
-    shape = (num_rows, right.shape[1])
-    return _cost_less(in_products, in_all, shape, num_tasks, is_cuda=right.is_cuda)
-
-
 def is_better_unbuilt(head: nn.Parameter, num_entries: int, num_tasks: int) -> bool:
-    """The same of a head, which has many more rows than columns, before its contributions."""
+    """Of a head, which has many more rows than columns, whether pairs of entries cost less."""
     if head.dim() != 2 or head.shape[0] < 16 * head.shape[1]:
         return False
     shape = (head.shape[0], head.shape[1])
-    return _cost_less(num_entries, num_entries, shape, num_tasks, is_cuda=head.is_cuda)
+    return are_pairs_cheaper(num_entries, num_entries, shape, num_tasks, is_cuda=head.is_cuda)
 
 
-def _cost_less(
+def are_pairs_cheaper(
     in_products: int, in_all: int, shape: tuple[int, int], num_tasks: int, *, is_cuda: bool
 ) -> bool:
-    """The same of so many entries, and of so many rows and columns to be built."""
+    """Whether multiplying all pairs of entries takes less than building task gradients.
+
+    Args:
+        in_products: Entries of products.
+        in_all: And of lookups.
+        shape: Rows and columns that would be built.
+        num_tasks: T.
+        is_cuda: On a GPU.
+    """
     built = _ENTRY_COST[is_cuda] * num_tasks * shape[0] * shape[1]
     return in_products**2 * shape[0] + in_all**2 * shape[1] < built
-
-
-def _pairs(one: Entries, rows: slice, other: Entries, columns: slice) -> Tensor:
-    """The inner products of what some entries contribute, `[rows, columns]`."""
-    pairs = inner_products(_right(one)[rows], _right(other)[columns])
-    if isinstance(one, Lookup):
-        if isinstance(other, Lookup):
-            return pairs.mul_(one.tokens[rows, None] == other.tokens[columns])
-        return pairs.mul_(other.left[columns].index_select(1, one.tokens[rows]).t())
-    if isinstance(other, Lookup):
-        return pairs.mul_(one.left[rows].index_select(1, other.tokens[columns]))
-    return pairs.mul_(inner_products(one.left[rows], other.left[columns]))
-
-
-def _right(one: Entries) -> Tensor:
-    """`[N, I]`."""
-    return one.values if isinstance(one, Lookup) else one.right

@@ -21,10 +21,10 @@ from gradvac.engine.contributions import (
     Lookup,
     MatrixContribution,
     added,
-    gram_of_entries,
 )
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
+from gradvac.engine.pairs_of_entries import gram_of_entries
 from gradvac.utils.native import native
 
 Weigh = Callable[[Sequence[int], Tensor], Tensor]
