@@ -62,7 +62,7 @@ class Aligner:
         stream_bytes: Complete components wait up to this size, to be weighed together; None: a
             small share of what the step needs, and more as the backward frees activations.
         table_bytes: one_backward never builds task gradients of a matrix larger than this, and
-            takes a second product instead; nor those of smaller tables where that costs more.
+            takes a second product instead; nor those of smaller heads where that costs more.
         process_group: The processes that together train a model without DistributedDataParallel;
             None: each trains a model of its own.
         exact: With several processes, False leaves out the inner products between gradients of

@@ -33,7 +33,7 @@ class Sink(Protocol):
     table_bytes: int
     """Task gradients of a matrix above this size are not built."""
     head_bytes: int
-    """Those of a table above this size are not built if that takes less."""
+    """Those of a head above this size are not built if that takes less."""
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """What a junction contributes to a parameter."""

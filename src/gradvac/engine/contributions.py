@@ -25,9 +25,8 @@ from gradvac.engine.kernels import (
 )
 from gradvac.utils.native import native
 
-# Multiplications that take as long as building an entry of a task gradient, and as a pair of
-# entries beside its products; without and with a GPU.
-_ENTRY_COST, _PAIR_COST = (1 << 5, 1 << 10), (1 << 6, 1 << 12)
+# Multiplications that take as long as building an entry of a task gradient, without and with a GPU.
+_ENTRY_COST = (1 << 5, 1 << 10)
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -85,10 +84,6 @@ class MatrixContribution(Contribution):
     def slice(self, start: int, end: int) -> Tensor:
         """Task gradients of start..end along the first dimension, `[T, end - start, ...]`."""
 
-    def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:  # noqa: ARG002
-        """Whether its task gradients have more bytes than these, and pairs of entries cost less."""
-        return False
-
     def add_to(self, gradients: Tensor) -> Tensor:
         if self.segments.only is None:
             return super().add_to(gradients)
@@ -114,12 +109,6 @@ class Lookup(MatrixContribution):
     def rows_bytes(self) -> int:
         """Of the task gradients of its rows alone."""
         return 4 * self.segments.num_tasks * self.values.numel()
-
-    def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:
-        num, width, is_cuda = len(self.tokens), self.values.shape[1], parameter.is_cuda
-        built = _ENTRY_COST[is_cuda] * self.segments.num_tasks * min(num, self.num_rows) * width
-        is_large = min(self.rows_bytes, self.built_bytes) > least
-        return is_large and num**2 * (width + _PAIR_COST[is_cuda]) < built
 
     @staticmethod
     def join(every: "Sequence[Lookup]") -> "Sequence[Lookup]":
@@ -265,10 +254,6 @@ class OuterProduct(MatrixContribution):
         self.left, self.right, self.segments = left, right, segments
         self.kept_bytes = left.nbytes + right.nbytes
         self.built_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
-
-    def is_better_unbuilt(self, parameter: nn.Parameter, least: int) -> bool:
-        is_large, num_tasks = self.built_bytes > least, self.segments.num_tasks
-        return is_large and is_better_unbuilt(parameter, len(self.left), num_tasks)
 
     def total(self) -> Tensor:
         return self.left.t() @ self.right

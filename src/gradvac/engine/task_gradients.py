@@ -20,7 +20,9 @@ from gradvac.engine.contributions import (
     Contribution,
     Lookup,
     MatrixContribution,
+    OuterProduct,
     added,
+    is_better_unbuilt,
 )
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
@@ -84,11 +86,13 @@ class ParameterGradients:
         return self._given
 
     def add(self, contribution: Contribution, head_bytes: int = 1 << 62) -> None:
-        """Add a contribution; a table above `head_bytes` is split if that takes less."""
+        """Add a contribution; a head above `head_bytes` is split if that takes less."""
         self.has_begun, is_first = True, self._gradients is None
         if isinstance(contribution, MatrixContribution):
             is_large = contribution.built_bytes > contribution.split_share * self._table_bytes
-            is_large = is_large or contribution.is_better_unbuilt(self.parameter, head_bytes)
+            if isinstance(contribution, OuterProduct) and contribution.built_bytes > head_bytes:
+                given = len(contribution.left), contribution.segments.num_tasks
+                is_large = is_large or is_better_unbuilt(self.parameter, *given)
             self.is_split |= is_first and is_large
             if isinstance(contribution, Lookup):
                 every = [*self._lookups, contribution]
@@ -282,7 +286,7 @@ class TaskGradients:
         metric: What Gram matrices see of task gradients, which are then built whatever their size.
 
     Attributes:
-        head_bytes: Those of a table above this size are not built if that takes less.
+        head_bytes: Those of a head above this size are not built if that takes less.
     """
 
     def __init__(
