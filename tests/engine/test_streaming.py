@@ -203,6 +203,25 @@ def test_a_head_is_not_formed_where_pairs_of_entries_take_less(
     assert held.most == bytes_of(block) + (0 if cost else bytes_of(words))
 
 
+@pytest.mark.parametrize("is_room", [False, True])
+def test_what_an_unbuilt_head_keeps_counts_as_waiting(is_room: bool) -> None:
+    """The gradient of its output is large: it is weighed at once where there is no room for it."""
+    head, weighed = nn.Parameter(torch.randn(40, D)), list[int]()
+
+    def weigh(components: Any, grams: Tensor) -> Tensor:
+        weighed.extend(components)
+        return grams.new_ones(1, len(TASKS))
+
+    segments = Segments(torch.tensor(UNSORTED), len(TASKS), torch.device("cpu"))
+    use = OuterProduct(torch.randn(len(UNSORTED), 40), torch.randn(len(UNSORTED), D), segments)
+    most = use.left.nbytes + use.right.nbytes + is_room
+    gradients = TaskGradients([[head]], table_bytes=1)
+    gradients.begin(weigh, lambda *_: None, budget=budget.WaitingBudget(most))
+    gradients.add(head, use)
+    gradients.component_done(0)
+    assert weighed == ([] if is_room else [0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_a_lookup_by_slices_is_the_whole_one(dtype: torch.dtype) -> None:
     """A frequent token's small values are not lost in 16 bits."""

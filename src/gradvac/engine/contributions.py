@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.kernels import (
-    Segments,
-    by_expert,
-    grouped_outer,
-    joined,
-    wide,
-)
+from gradvac.engine.kernels import Segments, by_expert, grouped_outer, joined, wide
 from gradvac.utils.native import native
 
 # Multiplications that take as long as building an entry of a task gradient, without and with a GPU.
