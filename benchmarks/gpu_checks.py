@@ -8,6 +8,7 @@ and without a CUDA graph.
 """
 
 import copy
+import itertools
 import sys
 import warnings
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from gradvac.engine.kernels import (
     stacked,
     triton_kernels,
 )
-from gradvac.engine.kernels.stacks import combine_reference, gram_reference
+from gradvac.engine.kernels.stacks import HALF, combine_reference, gram_reference
 from gradvac.engine.pairs_of_entries import gram_of_entries
 from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
@@ -190,9 +191,40 @@ def check_grouped() -> None:
                     by_task = [values[owner == t].double().sum(0) for t in range(6)]
                     report(f"their sums {dtype}", error(sums[0], torch.stack(by_task)), 1e-3)
             is_half = dtype != torch.float32
-            report(f"no copies {dtype}", are_products_in_place(left, 129) != is_half, 0)
+            report(f"no copies {dtype}", are_products_in_place(left, 129, segments) != is_half, 0)
             same = grouped_outer(lefts, rights, segments.repeated(3, are_same=True))
             report(f"one use after the other {dtype}", error(same, 4 * expected), limit)
+
+
+def check_rows() -> None:
+    """Products of rows copied in blocks: not whole, of a wider matrix, at odd places, large."""
+    tasks = torch.tensor([0, 2, 2, 0, 3, 3, 3, 0, 2, 5, 5, 3])  # unsorted, 1 and 4 absent
+    shapes = ((37, 64, 264), (64, 8, 128), (197, 136, 1000), (300, 768, 256), (512, 2048, 2048))
+    for (per_row, num_outputs, num_inputs), dtype in itertools.product(shapes, HALF):
+        length = 12 * per_row
+        rights = [torch.randn(length, num_inputs, device=DEVICE).to(dtype) for _ in range(3)]
+        wider = torch.randn(length, 3 * num_outputs + 8, device=DEVICE).to(dtype)
+        odd = torch.randn(3, length * num_outputs + 1, device=DEVICE).to(dtype)
+        left = {
+            "rows": [torch.randn(length, num_outputs, device=DEVICE).to(dtype) for _ in range(3)],
+            "slices": [*wider.split(num_outputs, 1)[:3]],
+            "odd places": [one[1:].view(length, -1) for one in odd],
+        }
+        ways = itertools.product(left.items(), (tasks, tasks.sort().values), range(3))
+        for (name, lefts), index, sums_of in ways:
+            owner = index.repeat_interleave(per_row).to(DEVICE)
+            found, sums = outer_products(lefts, rights, Segments(index, 6, DEVICE), sums_of)
+            of_products, of_sums = [], [0.0]
+            for n, pair in enumerate(zip(lefts, rights, strict=True)):
+                mine = [[one[owner == t].double() for one in pair] for t in range(6)]
+                exact = torch.stack([a.t() @ b for a, b in mine])
+                of_products.append(error(found[n], exact))
+                if sums is not None:
+                    exact = torch.stack([both[sums_of - 1].sum(0) for both in mine])
+                    of_sums.append(error(sums[n], exact))
+            where = f"{name} {per_row} x {num_outputs} x {num_inputs} {dtype} {sums_of}"
+            report(where, max(of_products), 1e-2)
+            report(f"sums of {where}", max(of_sums), 1e-3)
 
 
 def check_sums() -> None:
@@ -362,6 +394,7 @@ def main() -> None:
         check_rules,
         check_entries,
         check_grouped,
+        check_rows,
         check_sums,
         check_loss,
         check_models,

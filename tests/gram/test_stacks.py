@@ -39,6 +39,14 @@ def test_inner_products(dtype: torch.dtype, width: int, monkeypatch: pytest.Monk
     torch.testing.assert_close(found, left.double() @ right.double().t(), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("num", [1, 256, 1100, 1500])
+def test_inner_products_of_rows_with_those_after_them(num: int) -> None:
+    """Every pair once: what is below the diagonal is what is above it."""
+    rows = torch.randn(1500, 9)
+    expected = rows[:num].double() @ rows.double().t()
+    torch.testing.assert_close(inner_products(rows[:num], rows), expected, rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_inner_products_of_halves(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where products of 16 bits are summed in float32 and rows must be aligned."""
@@ -51,5 +59,5 @@ def test_inner_products_of_halves(dtype: torch.dtype, monkeypatch: pytest.Monkey
     left, right = torch.randn(5, 203).to(dtype), torch.randn(4, 300).to(dtype)[:, :203]
     expected = left.double() @ right.double().t()
     monkeypatch.setattr(torch, "mm", mm)
-    found = stacks._multiply_halves(left, right)
+    found = stacks._multiply(*stacks._as_halves(left, right))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-4)

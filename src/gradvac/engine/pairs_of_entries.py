@@ -45,8 +45,6 @@ def gram_of_entries(every: Sequence[MatrixContribution]) -> Tensor | None:
         for other in range(number, len(parts)):
             length, end = len(_right(parts[other])), len(_right(one))
             step = max(1, _AT_ONCE // max(1, length))
-            if other == number and isinstance(one, OuterProduct):
-                step = min(step, max(256, end // 4))  # what is below the diagonal is left out
             for start in range(0, end, step):
                 rows = slice(start, min(start + step, end))
                 columns = slice(start if other == number else 0, length)

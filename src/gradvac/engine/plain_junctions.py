@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     shift: int  # likewise; -1: it has none
     saved: tuple[str, ...] | None  # by the node, the operand first; None: a tap, which is handed it
     build: "Build"  # task gradients of some junctions that are alike
-    is_in_place: Callable[[Tensor, int], bool]  # a kernel reads operands of a width where they lie
+    is_in_place: Callable[["Arrived"], bool]  # a kernel reads its operands where they lie
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -133,10 +133,9 @@ class Arrived(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Building it together with others would cost more than it saves."""
-        x, junction = self.first, self.junction
-        if self.nbytes <= _JOINED_BYTES[x.is_cuda][0]:
+        if self.nbytes <= _JOINED_BYTES[self.gradient.is_cuda][0]:
             return False
-        return not junction.kind.is_in_place(x, junction.width)
+        return not self.junction.kind.is_in_place(self)
 
 
 class BuiltStack(NamedTuple):
@@ -271,7 +270,7 @@ def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
 
 def _build_natively(every: Sequence[Arrived]) -> Sums | None:
     kernels, first, segments = native(), every[0].junction, every[0].segments
-    if kernels is None or first.kind.build is _build_sums:
+    if kernels is None or every[0].gradient.is_cuda or first.kind.build is _build_sums:
         return None
     x, *statistics = ([*values] for values in zip(*[one.saved for one in every], strict=True))
     gradients = [one.gradient for one in every]
@@ -341,18 +340,26 @@ def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:
     return [torch.cat(flat)] if junction.is_used_again and len(flat) > 1 else flat
 
 
+def _is_product_in_place(one: Arrived) -> bool:
+    return are_products_in_place(one.first, one.junction.width, one.segments)
+
+
+def _is_norm_in_place(one: Arrived) -> bool:
+    return are_norms_in_place(one.first, one.junction.width)
+
+
 Build = Callable[[PlainJunction, Parts, Sequence[Parts], Segments], Sums]
 
 _NORM = ("input", "result1", "result2")
 _KINDS = {
-    "AddmmBackward0": Kind(2, 0, ("mat1",), _build_products, are_products_in_place),
-    "MmBackward0": Kind(1, -1, ("self",), _build_products, are_products_in_place),
-    "GradvacProductBackward": Kind(1, 2, None, _build_products, are_products_in_place),
-    "NativeLayerNormBackward0": Kind(1, 2, _NORM, _build_norms, are_norms_in_place),
-    "FusedRmsNormBackward0": Kind(1, -1, _NORM[:2], _build_norms, are_norms_in_place),
-    "ExpandBackward0": Kind(0, -1, (), _build_sums, are_norms_in_place),
+    "AddmmBackward0": Kind(2, 0, ("mat1",), _build_products, _is_product_in_place),
+    "MmBackward0": Kind(1, -1, ("self",), _build_products, _is_product_in_place),
+    "GradvacProductBackward": Kind(1, 2, None, _build_products, _is_product_in_place),
+    "NativeLayerNormBackward0": Kind(1, 2, _NORM, _build_norms, _is_norm_in_place),
+    "FusedRmsNormBackward0": Kind(1, -1, _NORM[:2], _build_norms, _is_norm_in_place),
+    "ExpandBackward0": Kind(0, -1, (), _build_sums, _is_norm_in_place),
 }
 _SCALES = {
-    0: Kind(0, -1, ("other",), _build_scales, are_norms_in_place),
-    1: Kind(1, -1, ("self",), _build_scales, are_norms_in_place),
+    0: Kind(0, -1, ("other",), _build_scales, _is_norm_in_place),
+    1: Kind(1, -1, ("self",), _build_scales, _is_norm_in_place),
 }

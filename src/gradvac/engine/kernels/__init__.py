@@ -4,6 +4,7 @@ stacks.py          Gram matrices and combinations of stacked task gradients
 segments.py        entries by task: bring together, sum, multiply, mask
 sketches.py        random projections, by which gradients are compared
 triton_kernels.py  the same on CUDA
+product_kernels.py products by task on CUDA
 """
 
 from gradvac.engine.kernels.segments import (

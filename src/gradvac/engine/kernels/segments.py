@@ -8,17 +8,17 @@ On CUDA, Triton kernels (`triton_kernels.py`) take sums and products where that 
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradvac.engine.kernels.stacks import padded, triton_kernels, wide
-from gradvac.utils.devices import index_on
+from gradvac.engine.kernels.stacks import HALF, padded, triton_kernels, wide
+from gradvac.utils.devices import index_on, triton_module
 
-_HALF = (torch.bfloat16, torch.float16)
-# Multiplications of a product: beyond, a library's kernel gains more than sorting for it costs.
+# Multiplications of a product: beyond, a library's kernel gains more than sorting for it costs,
+# unless whole blocks of rows are copied by the GPU itself.
 _LARGE = 1 << 35
 
 
@@ -297,10 +297,11 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         torch.mm(left.t(), right, out=out[segments.only])
         return out
     is_single = left.is_cuda and left.dtype == right.dtype == torch.float32
-    kernels = triton_kernels() if is_single and not segments.is_known_to_host else None
-    if kernels is not None and kernels.can_multiply(left.device):  # without waiting for counts
-        made: tuple[Tensor, Tensor | None] = kernels.products([left], [right], segments, 0)
-        return made[0][0]
+    are_unknown = is_single and not segments.is_known_to_host and _product_kernels(left) is not None
+    is_half = left.dtype == right.dtype and are_products_in_place(left, right.shape[1], segments)
+    if are_unknown or is_half:  # without waiting for counts, or without sorting
+        products: Tensor = _product_kernels(left).products([left], [right], segments, 0)[0][0]
+        return products
     left, right = segments.sort(left), segments.sort(right)
     is_grouped = left.is_cuda and left.dtype == torch.bfloat16
     if is_grouped and not _are_many_and_equal(segments, length):
@@ -347,9 +348,8 @@ def outer_products(
             O]`; 2, the right ones, `[n, T, I]`; 0, none.
     """
     num, left, right = len(lefts), lefts[0], rights[0]
-    are_alike = segments.only is None and left.dtype == right.dtype
-    if are_alike and are_products_in_place(left, right.shape[1]):
-        made: tuple[Tensor, Tensor | None] = triton_kernels().products(
+    if left.dtype == right.dtype and are_products_in_place(left, right.shape[1], segments):
+        made: tuple[Tensor, Tensor | None] = _product_kernels(left).products(
             lefts, rights, segments, sums_of
         )
         return made
@@ -362,12 +362,20 @@ def outer_products(
     return weights, segments.sum(values.reshape(num, -1, values.shape[-1]))
 
 
-def are_products_in_place(left: Tensor, width: int) -> bool:
+def are_products_in_place(left: Tensor, width: int, segments: Segments) -> bool:
     """Whether products with matrices of that width are taken where both lie, without a copy."""
-    kernels = triton_kernels() if left.is_cuda and left.dtype in _HALF else None
-    if kernels is None or not kernels.can_multiply(left.device):
-        return False
-    return left.numel() * width <= _LARGE
+    kernels = _product_kernels(left) if left.dtype in HALF and segments.only is None else None
+    if kernels is None or left.numel() * width <= _LARGE:
+        return kernels is not None
+    num_entries = left.numel() // left.shape[-1]
+    sizes = (num_entries // segments.num_rows, left.shape[-1], width)
+    return segments.order is not None and kernels.can_copy_rows(*sizes, left.device)
+
+
+def _product_kernels(left: Tensor) -> Any:
+    """The module of kernels that multiply, or None where they cannot be used."""
+    kernels = triton_module("gradvac.engine.kernels.product_kernels") if left.is_cuda else None
+    return kernels if kernels is not None and kernels.can_multiply(left.device) else None
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:

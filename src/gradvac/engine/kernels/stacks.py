@@ -6,7 +6,7 @@ that is faster: both products are memory-bound and read every gradient once.
 
 # K components, T tasks, P parameters
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from gradvac.gram import working_dtype
 from gradvac.utils.devices import index_on, triton_module
 from gradvac.utils.native import native
 
+HALF = (torch.bfloat16, torch.float16)
 _COLUMNS = 1 << 15  # multiplied at a time, where that takes copies
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
 _CACHED = 1 << 15  # on a CPU, where what was converted should still be in the cache when multiplied
@@ -38,31 +39,53 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
     """Those of the rows of `[n, P]` and `[m, P]` in the working precision, `[n, m]`.
 
+    Where the left rows are the first of the right ones, also in memory, a pair is multiplied once.
     On a GPU in float32, whose numbers are taken as two of bfloat16 (TF32 would be less precise).
     """
-    dtype, working = torch.promote_types(left.dtype, right.dtype), working_dtype(left.device)
-    is_narrow = left.is_cuda and dtype in (torch.bfloat16, torch.float16)
-    if is_narrow and left.dtype == right.dtype and _is_aligned(left) and _is_aligned(right):
-        return torch.mm(left, right.t(), out_dtype=torch.float32).to(working)
-    multiply = _multiply_halves if left.is_cuda and dtype != torch.float64 else _multiply
-    total = left.new_zeros(len(left), len(right), dtype=working)
-    for parts in zip(left.split(_COLUMNS, 1), right.split(_COLUMNS, 1), strict=True):
-        total += multiply(*(part.to(dtype) for part in parts))
+    given = [(one.data_ptr(), one.stride(), one.dtype) for one in (left, right)]
+    are_first, num = given[0] == given[1], len(left)
+    step = max(256, num // 4) if are_first else max(1, num)
+    total = left.new_zeros(num, len(right), dtype=working_dtype(left.device))
+    for left_part, right_part in _operands(left, right, are_first):
+        for start in range(0, num, step):
+            rows, columns = slice(start, start + step), slice(start, None)
+            total[rows, columns] += _multiply(left_part[rows], right_part[columns])
+    for start in range(step, num, step):  # what is below the diagonal
+        total[start : start + step, :start] = total[:start, start : start + step].t()
     return total
 
 
-def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    dtype = working_dtype(left.device)
-    return left.to(dtype) @ right.to(dtype).t()
+def _operands(left: Tensor, right: Tensor, are_first: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both as they are multiplied: where they lie, or copies of some columns after the other."""
+    dtype, working = torch.promote_types(left.dtype, right.dtype), working_dtype(left.device)
+    is_narrow = dtype in HALF and left.is_cuda
+    if is_narrow and left.dtype == right.dtype and _is_aligned(left) and _is_aligned(right):
+        yield left, right
+        return
+    for a, b in zip(left.split(_COLUMNS, 1), right.split(_COLUMNS, 1), strict=True):
+        if not left.is_cuda or dtype == torch.float64:
+            yield a.to(working), b.to(working)
+        elif are_first and is_narrow:
+            copy = padded(b)
+            yield copy[: len(a)], copy
+        else:
+            yield _as_halves(a.to(dtype), b.to(dtype))
 
 
-def _multiply_halves(left: Tensor, right: Tensor) -> Tensor:
+def _as_halves(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Two matrices of 16 bits with the same inner products, in rows of whole 16 bytes."""
     if left.dtype == torch.float32:
         left_high, right_high = left.to(torch.bfloat16), right.to(torch.bfloat16)
         left_low, right_low = (left - left_high).bfloat16(), (right - right_high).bfloat16()
         left = torch.cat([left_high, left_high, left_low, left_low], 1)
         right = torch.cat([right_high, right_low, right_high, right_low], 1)
-    return torch.mm(padded(left), padded(right).t(), out_dtype=torch.float32)
+    return padded(left), padded(right)
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    if left.dtype in HALF:
+        return torch.mm(left, right.t(), out_dtype=torch.float32)
+    return left @ right.t()
 
 
 def _is_aligned(matrix: Tensor) -> bool:

@@ -22,7 +22,6 @@ from gradvac.utils.devices import RECORDED, index_on, is_captured
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checking: torch's
 WIDEST = 8192  # a row of a normalisation is held in registers
-_TILES = {2: (128, 64, 8), 4: (64, 16, 4)}  # bytes of a number: sides and entries of a tile, warps
 
 
 # -- many parameters at once -----------------------------------------------------------------
@@ -324,7 +323,7 @@ def can_multiply(device: torch.device) -> bool:
 # -- sums over the entries of each task, for shifts, scales and normalisations -----------------
 
 
-def _addresses(*parts: Sequence[Tensor]) -> Tensor:
+def addresses_of(*parts: Sequence[Tensor]) -> Tensor:
     """Where tensors begin, `[parts * n]`: they are read where they lie, and need not be joined.
 
     An allocator gives out the same addresses step by step: mostly nothing is moved to the device.
@@ -333,13 +332,13 @@ def _addresses(*parts: Sequence[Tensor]) -> Tensor:
     return index_on(addresses, parts[0][0].device)
 
 
-def _are_aligned(*tensors: Tensor) -> bool:
+def are_aligned(*tensors: Tensor) -> bool:
     """Whether 16 bytes can be read at once, which the compiler cannot know of addresses."""
     return not any(tensor.data_ptr() % 16 for tensor in tensors)
 
 
 @triton.jit
-def _row(ORDER, entry, here, PER_ROW, SORTED: tl.constexpr):
+def entry_row(ORDER, entry, here, PER_ROW, SORTED: tl.constexpr):
     """Where entries lie, which are counted task by task."""
     if SORTED:
         return entry.to(tl.int64)
@@ -380,7 +379,7 @@ def _norm_kernel(
     by_scale = tl.zeros([BLOCK], tl.float32)
     by_shift = tl.zeros([BLOCK], tl.float32)
     for entry in range(start + part, end, parts):
-        row = _row(ORDER, entry, True, PER_ROW, SORTED)
+        row = entry_row(ORDER, entry, True, PER_ROW, SORTED)
         x = tl.load(X + row * D + columns, mask=inside, other=0.0).to(tl.float32)
         gy = tl.load(GY + row * D + columns, mask=inside, other=0.0).to(tl.float32)
         if not RMS:
@@ -412,7 +411,7 @@ def norm_segment_sums(
     num_sums = 2 if means else 1
     partial = x.new_empty(num_sums, num, num_tasks, parts, width, dtype=torch.float32)
     _norm_kernel[(num * num_tasks, parts)](
-        _addresses(gradients, inputs, scales, means or scales),
+        addresses_of(gradients, inputs, scales, means or scales),
         gradients[0],
         x,
         scales[0],
@@ -426,7 +425,7 @@ def norm_segment_sums(
         BLOCK=triton.next_power_of_2(width),
         RMS=not means,
         SORTED=segments.order is None,
-        ALIGNED=_are_aligned(*gradients, *inputs),
+        ALIGNED=are_aligned(*gradients, *inputs),
         num_warps=4 if width <= 2048 else 8,
     )
     sums = partial.sum(3)
@@ -455,7 +454,7 @@ def _sums_kernel(
     for first in range(start + part * ROWS, end, parts * ROWS):
         entry = first + tl.arange(0, ROWS)
         here = entry < end
-        row = _row(ORDER, entry, here, PER_ROW, SORTED)
+        row = entry_row(ORDER, entry, here, PER_ROW, SORTED)
         place = row[:, None] * D + columns[None, :]
         total += tl.load(X + place, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
     tl.store(OUT + (part * tl.num_programs(0) + task) * D + columns, tl.sum(total, 0), mask=inside)
@@ -483,116 +482,3 @@ def segment_sums(values: Tensor, segments: Segments) -> Tensor:
         num_warps=4,
     )
     return partial[0] if parts == 1 else partial.sum(0)
-
-
-# -- products of inputs and output gradients by task, for linear layers ------------------------
-
-
-@triton.jit(do_not_specialize=["NUM", "T"])
-def _products_kernel(
-    ADDRESS,
-    LIKE,
-    ORDER,
-    ENDS,
-    OUT,
-    SHIFTS,
-    NUM,
-    T,
-    PER_ROW,
-    OUTPUTS,
-    INPUTS,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SHIFT: tl.constexpr,
-    SORTED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    tiles = tl.cdiv(OUTPUTS, BLOCK_O) * tl.cdiv(INPUTS, BLOCK_I)
-    number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    tile_o, tile_i = tile // tl.cdiv(INPUTS, BLOCK_I), tile % tl.cdiv(INPUTS, BLOCK_I)
-    member, task = number // T, number % T
-    LEFT = tl.load(ADDRESS + member).to(LIKE.dtype)
-    RIGHT = tl.load(ADDRESS + NUM + member).to(LIKE.dtype)
-    if ALIGNED:
-        LEFT = tl.multiple_of(LEFT, 16)
-        RIGHT = tl.multiple_of(RIGHT, 16)
-    start = tl.load(ENDS + task - 1, mask=task > 0, other=0)
-    end = tl.load(ENDS + task)
-    outputs = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
-    inputs = tile_i * BLOCK_I + tl.arange(0, BLOCK_I)
-    total = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
-    for first in range(start, end, BLOCK):
-        entry = first + tl.arange(0, BLOCK)
-        here = entry < end
-        row = _row(ORDER, entry, here, PER_ROW, SORTED)[:, None]
-        left = tl.load(
-            LEFT + row * OUTPUTS + outputs[None, :],
-            mask=here[:, None] & (outputs < OUTPUTS)[None, :],
-            other=0.0,
-        )
-        right = tl.load(
-            RIGHT + row * INPUTS + inputs[None, :],
-            mask=here[:, None] & (inputs < INPUTS)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(tl.trans(left), right, total, input_precision="ieee")
-    place = (number.to(tl.int64) * OUTPUTS + outputs[:, None]) * INPUTS + inputs[None, :]
-    inside = (outputs < OUTPUTS)[:, None] & (inputs < INPUTS)[None, :]
-    tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=inside)
-    if SHIFT:  # sums of the left ones, or of the right ones, by the programs of one edge
-        IS_LEFT: tl.constexpr = SHIFT == 1
-        if (tile_i if IS_LEFT else tile_o) == 0:
-            COLUMNS: tl.constexpr = BLOCK_O if IS_LEFT else BLOCK_I
-            width = OUTPUTS if IS_LEFT else INPUTS
-            columns = outputs if IS_LEFT else inputs
-            values = LEFT if IS_LEFT else RIGHT
-            sums = tl.zeros([BLOCK, COLUMNS], tl.float32)
-            for first in range(start, end, BLOCK):
-                entry = first + tl.arange(0, BLOCK)
-                here = entry < end
-                row = _row(ORDER, entry, here, PER_ROW, SORTED)[:, None]
-                shown = here[:, None] & (columns < width)[None, :]
-                read = tl.load(values + row * width + columns[None, :], mask=shown, other=0.0)
-                sums += read.to(tl.float32)
-            tl.store(SHIFTS + number * width + columns, tl.sum(sums, 0), mask=columns < width)
-
-
-def products(
-    lefts: Sequence[Tensor], rights: Sequence[Tensor], segments: Segments, sums_of: int
-) -> tuple[Tensor, Tensor | None]:
-    """left[entries of t]^T right[entries of t] for every pair and task, `[n, T, O, I]`.
-
-    And, in float32, the sums of the left (`sums_of` 1) or right ones (2) over the same entries,
-    `[n, T, O]` or `[n, T, I]`; neither: 0.
-    """
-    lefts, rights = [[one.contiguous() for one in part] for part in (lefts, rights)]
-    length, num_outputs = lefts[0].shape
-    num_inputs, num, num_tasks = rights[0].shape[1], len(lefts), segments.num_tasks
-    out = lefts[0].new_empty(num, num_tasks, num_outputs, num_inputs)
-    width = num_outputs if sums_of == 1 else num_inputs
-    sums = out.new_empty(num, num_tasks, width, dtype=torch.float32) if sums_of else None
-    side, entries, warps = _TILES[out.element_size()]
-    tiles = triton.cdiv(num_outputs, side) * triton.cdiv(num_inputs, side)
-    _products_kernel[(num * num_tasks * tiles,)](
-        _addresses(lefts, rights),
-        lefts[0],
-        segments.tasks if segments.order is None else segments.order,
-        segments.offsets(length),
-        out,
-        out if sums is None else sums,
-        num,
-        num_tasks,
-        length // segments.num_rows,
-        num_outputs,
-        num_inputs,
-        BLOCK_O=side,
-        BLOCK_I=side,
-        BLOCK=entries,
-        SHIFT=sums_of,
-        SORTED=segments.order is None,
-        ALIGNED=_are_aligned(*lefts, *rights),
-        num_warps=warps,
-        num_stages=3,
-    )
-    return out, sums
