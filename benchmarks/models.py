@@ -366,7 +366,7 @@ def compare(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def show_kernels(bench: Bench, args: argparse.Namespace) -> None:
     """Time of a step, of the host in it and of its kernels, and which are more than in plain."""
-    plain: dict[str, Counter[str]] = {}
+    plain: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for (mode, num_tasks), step in bench.steps.items():
         bench.wait()
         start = time.perf_counter()
@@ -380,11 +380,14 @@ def show_kernels(bench: Bench, args: argparse.Namespace) -> None:
         title = f"{mode}, {f'{num_tasks} tasks' if num_tasks else 'plain'}: {spent}"
         show(title, times, calls, 0)
         if num_tasks == PLAIN:
-            plain[mode] = times
+            plain[mode] = times, calls
         else:
-            floor = plain[mode if mode == "eager" else [*plain][-1]]
-            more = Counter({name: times[name] - floor[name] for name in {*times, *floor}})
-            show("more than plain", more, calls, args.profile)
+            floors = plain[mode if mode == "eager" else [*plain][-1]]
+            more = [
+                Counter({name: own[name] - floor[name] for name in {*own, *floor}})
+                for own, floor in zip((times, calls), floors, strict=True)
+            ]
+            show("more than plain", *more, args.profile)
 
 
 def table_row(
