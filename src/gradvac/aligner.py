@@ -217,6 +217,10 @@ class Aligner:
         return rank + self._num_accumulated
 
     def _backward_alone(self, losses: Losses, step: "_RuleStep", accumulate: bool) -> None:
+        if not accumulate and not self._pending:
+            opened = partial(step.open, losses.present, losses.task_losses())
+            self._engine.step(losses, losses.present, opened)
+            return
         losses.add_to(self._pending)
         if accumulate:
             self._engine.accumulate(losses)

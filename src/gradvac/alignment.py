@@ -174,14 +174,15 @@ def assemble(
 ) -> Alignment:
     """What a rule decided in one step: components in model order, tasks (and losses) to `order`."""
     positions = [k for one in weighed for k in one.components]
-    by_component = sorted(range(len(positions)), key=positions.__getitem__)
+    by_component = _to_move(sorted(range(len(positions)), key=positions.__getitem__))
+    by_task = _to_move(order)
 
     def joined(name: str) -> Tensor:
         pieces = [getattr(one, name) for one in weighed]
         values: Tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         values = _moved(values, 0, by_component)
         for dim in range(1, values.dim()):
-            values = _moved(values, dim, order)
+            values = _moved(values, dim, by_task)
         return values
 
     return Alignment(
@@ -191,13 +192,18 @@ def assemble(
         target=joined("target"),
         active=joined("active"),
         gram=joined("gram"),
-        losses=_moved(losses, 0, order),
+        losses=_moved(losses, 0, by_task),
         exact=exact,
     )
 
 
-def _moved(values: Tensor, dim: int, order: Sequence[int]) -> Tensor:
-    if list(order) == list(range(len(order))):
+def _to_move(order: Sequence[int]) -> Sequence[int] | None:
+    """None where everything is in its place."""
+    return None if list(order) == list(range(len(order))) else order
+
+
+def _moved(values: Tensor, dim: int, order: Sequence[int] | None) -> Tensor:
+    if order is None:
         return values
     return values.index_select(dim, index_on(order, values.device))
 

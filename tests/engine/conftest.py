@@ -1,13 +1,17 @@
 """Settings of the engine tests."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from gradvac.engine import planner
+from gradvac.utils.native import native
+
+from .. import needs
 
 # The tensors are tiny: a second thread would only wait.
 torch.set_num_threads(1)
@@ -45,3 +49,23 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(planner, "probe", counted)
     return found
+
+
+@pytest.fixture
+def kernels(
+    made_once: Callable[[str, Callable[[Path], object]], Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """The module, in use."""
+    needs.cpp_compiler()
+    monkeypatch.setenv("GRADVAC_NATIVE", "1")
+    native.cache_clear()
+
+    def build(folder: Path) -> None:  # by one worker while the others wait
+        native()
+        folder.mkdir()
+
+    made_once("native", build)
+    module = native()
+    assert module is not None, "was not built; the log says why"
+    yield module
+    native.cache_clear()

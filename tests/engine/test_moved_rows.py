@@ -113,6 +113,25 @@ def test_equals_per_task(run: Run) -> None:
     assert "moved by an index" in says or run in MEASURED
 
 
+def test_an_index_that_serves_all_entries() -> None:
+    """Of the same sizes as one with an index for each."""
+
+    def run(m: Any, x: Tensor, order: Tensor) -> Tensor:
+        result: Tensor = m.last(m.first(x)[order, torch.zeros(B, dtype=torch.int64)].tanh())
+        return result
+
+    model = make_model(run)
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine="one_backward")
+    reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
+    x, each, one_for_all = torch.randn(B, S, D).double(), torch.arange(B), torch.tensor([2])
+    for order in (each, each, each, one_for_all, one_for_all, each, one_for_all):
+        for m, by in ((model, aligner), (twin, reference)):
+            m.zero_grad()
+            by.backward(distance(m(x, order)), UNSORTED)
+        assert_same_gradients(model, twin, 1e-9)
+
+
 def test_entries_of_two_rows_that_meet() -> None:
     """Their gradients are added up behind the index."""
 

@@ -4,7 +4,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,10 @@ from gradvac.rules import pairwise
 from gradvac.utils import native as file
 from gradvac.utils.native import native
 
-from .. import needs
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, gradients_of
 from .zoo._case import B, Case, D, Model, S, output
 
 UNEVEN = [0, 0, 0, 0, 0, 2]
-
-
-@pytest.fixture
-def kernels(
-    made_once: Callable[[str, Callable[[Path], object]], Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """The module, in use."""
-    needs.cpp_compiler()
-    monkeypatch.setenv("GRADVAC_NATIVE", "1")
-    native.cache_clear()
-
-    def build(folder: Path) -> None:  # by one worker while the others wait
-        native()
-        folder.mkdir()
-
-    made_once("native", build)
-    module = native()
-    assert module is not None, "was not built; the log says why"
-    yield module
-    native.cache_clear()
 
 
 @pytest.fixture
@@ -91,8 +70,8 @@ def test_equals_per_task(dtype: torch.dtype, tolerance: float, used: Counter[str
     twins = Twins(make_case(dtype), lambda: GradVac(beta=0.3), tolerance=tolerance)
     for tasks in (UNSORTED, SORTED, ONE_ABSENT, UNEVEN, UNSORTED):
         twins.step(tasks)
-    functions = {"products", "scales", "lookup", "grams", "combine", "accumulate"}
-    assert {name for name, times in used.items() if times} == functions | {"sweep", "random_order"}
+    functions = {"products", "scales", "lookup", "grams", "combine", "accumulate", "weigh"}
+    assert {*functions, "random_order"} <= {name for name, times in used.items() if times}
 
 
 def test_adds_to_what_is_there_and_leaves_hooks_to_torch(kernels: Any) -> None:
@@ -216,7 +195,20 @@ def test_without_a_compiler(
     assert "this is an error: none" in record.getMessage()
 
 
-def test_not_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRADVAC_NATIVE", raising=False)
+def test_used_where_it_was_built_unless_it_is_not_wanted(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody who did not ask waits for a compiler."""
+    for wish, is_used in ((None, True), ("0", False)):
+        native.cache_clear()
+        if wish is None:
+            monkeypatch.delenv("GRADVAC_NATIVE")
+        else:
+            monkeypatch.setenv("GRADVAC_NATIVE", wish)
+        assert (native() is not None) == is_used
+    assert native() is not kernels
+    monkeypatch.delenv("GRADVAC_NATIVE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.cache_clear()
     assert native() is None
+    assert not any(tmp_path.iterdir())

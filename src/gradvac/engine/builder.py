@@ -71,6 +71,9 @@ class GradientBuilder:
         plain: Junctions that may wait, to be built with others of their kind.
         measured: The owners that depend on the data of this step, if the plan needs any.
         slow: Operations without a fast path that were met.
+        num_tasks: T.
+        freed_share: Bytes that the pass frees, by byte of what a plain junction is built from.
+        take_caught: Gives the junctions that C++ has caught since it was called last.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class GradientBuilder:
     ) -> None:
         self.graph, self.plan, self.losses, self.plain = graph, plan, losses, plan.plain(graph)
         self._rows, self._declared, self._tasks = rows, declared, tasks
-        self._num_tasks = len(losses.present)
+        self.num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
         self._moved: dict[int, Segments] = {}  # by position of the index
@@ -92,6 +95,7 @@ class GradientBuilder:
         self._below: dict[int, _Below] = {}  # by position
         self._by_task: Segments | None = None
         self._waiting: list[Arrived] = []
+        self.take_caught: Callable[[], list[Arrived]] | None = None
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
@@ -104,7 +108,7 @@ class GradientBuilder:
             frees: The pass frees what the forward saved.
         """
         self._sink, self._budget = sink, budget
-        self._freed_share = self.plain.kept_share if frees else 0.0
+        self.freed_share = self.plain.kept_share if frees else 0.0
         self._num_left = dict(self.plan.partition.num_above)
 
     def build(
@@ -123,7 +127,7 @@ class GradientBuilder:
             self._pass_on(number)
             return
         num_bytes, budget = arrived.nbytes, self._budget
-        budget.freed += self._freed_share * num_bytes
+        budget.freed += self.freed_share * num_bytes
         if arrived.is_large and captured is None:
             self._build_plain([arrived])
             return
@@ -137,7 +141,7 @@ class GradientBuilder:
         captured = {}
         for number, junction in self.plain.by_number.items():
             shape = self.graph.shape(junction.position)
-            rows = None if 0 in shape else self._rows_of_plain(junction, shape)
+            rows = None if 0 in shape else self.rows_of_plain(junction, shape)
             if rows is not None:
                 saved = junction.read(self.graph, is_early=True)
                 if saved is not None:
@@ -156,13 +160,13 @@ class GradientBuilder:
         plain = self.plain.by_number.get(number)
         if plain is None or (len(gradients) > 1 and any(g is not None for g in gradients[1:])):
             return None
-        segments = self._rows_of_plain(plain, gradient.shape, gradient)
+        segments = self.rows_of_plain(plain, gradient.shape, gradient)
         values = None if segments is None else plain.read(self.graph, is_early=False)
         if segments is None or values is None:
             return None
         return Arrived(plain, values, gradient, segments)
 
-    def _rows_of_plain(
+    def rows_of_plain(
         self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None
     ) -> Segments | None:
         """The tasks of a plain junction's entries; None if this backward must see it as any other.
@@ -171,30 +175,40 @@ class GradientBuilder:
         """
         if self._is_unbuilt(junction, shape):
             return None
-        if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
+        if self.num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None
         how = self.plan.owners[junction.number, 0]
-        if (how, shape) in self._flat:
-            return self._flat[how, shape]
+        if isinstance(how, Layout):
+            return self.rows_at(how, shape)
         if how is How.MEASURED and gradient is None:
             return None
-        rows = self._owned(junction.number, 0, shape, gradient).flat()
-        rows = None if rows is None or rows.only is not None else rows
-        if isinstance(how, Layout):  # which junctions have in common
-            self._flat[how, shape] = rows
-        return rows
+        return _separable(self._owned(junction.number, 0, shape, gradient))
+
+    def rows_at(self, how: Layout, shape: tuple[int, ...]) -> Segments | None:
+        """The same where rows lie so, which junctions have in common."""
+        if (how, shape) not in self._flat:
+            owned = Owned(shape, self._rows_where(how.moved_by), how.dim, how.tiled)
+            self._flat[how, shape] = _separable(owned)
+        return self._flat[how, shape]
+
+    @property
+    def rows_in_order(self) -> bool:
+        """Whether the rows of each task are together."""
+        return self._rows is not None and self._rows.order is None
 
     def _is_unbuilt(self, junction: PlainJunction, shape: tuple[int, ...]) -> bool:
-        built, head = self._num_tasks * junction.weight_bytes, junction.weight
+        built, head = self.num_tasks * junction.weight_bytes, junction.weight
         if built <= min(self._sink.head_bytes, self._sink.table_bytes):
             return False
         assert isinstance(head, nn.Parameter)
-        given = (math.prod(shape[:-1]), self._num_tasks)
+        given = (math.prod(shape[:-1]), self.num_tasks)
         return built > self._sink.table_bytes or is_better_unbuilt(head, *given)
 
     @torch.no_grad()
     def build_waiting(self) -> None:
         """Deliver what waits."""
+        if self.take_caught is not None:
+            self._waiting += self.take_caught()
         if self._waiting:
             waiting, self._waiting, self._budget.operands = self._waiting, [], 0
             self._build_plain(waiting)
@@ -248,13 +262,13 @@ class GradientBuilder:
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter]) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
         for parameter in parameters:
-            zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
+            zeros = parameter.new_zeros(()).expand(self.num_tasks, *parameter.shape)
             self._sink.add(parameter, Built(zeros, self._segments_of(0)))
 
     def _owned(
         self, number: int, output: int, shape: tuple[int, ...], gradient: Tensor | None
     ) -> Owned:
-        if self._num_tasks == 1:
+        if self.num_tasks == 1:
             return Owned(shape, self._segments_of(0))
         how = self.plan.owners[number, output]
         if isinstance(how, Layout):
@@ -278,7 +292,7 @@ class GradientBuilder:
             return self._rows
         if moved_by not in self._moved:
             tasks = self._rows.tasks[self.graph.moved[moved_by]]
-            self._moved[moved_by] = Segments(tasks, self._num_tasks, self.losses.device)
+            self._moved[moved_by] = Segments(tasks, self.num_tasks, self.losses.device)
         return self._moved[moved_by]
 
     def _segments_of(self, rows: int | RowTasks) -> Segments:
@@ -347,11 +361,11 @@ class GradientBuilder:
                         part = part.real  # as autograd does between two nodes
                     part, shape = part.to_dense(), graph.shape(child, output)
                     if edge not in by_edge:
-                        by_edge[edge] = part.new_zeros(self._num_tasks, *shape)
+                        by_edge[edge] = part.new_zeros(self.num_tasks, *shape)
                     by_edge[edge][task] = part.sum_to_size(shape)
 
         def call_all() -> None:
-            for task in range(self._num_tasks) if rows.only is None else [rows.only]:
+            for task in range(self.num_tasks) if rows.only is None else [rows.only]:
                 call(task)
 
         aside(call_all, like)
@@ -385,7 +399,7 @@ class GradientBuilder:
     def _row_per_task(self) -> Segments:
         """Of a batch with one row of each task."""
         if self._by_task is None:
-            num_tasks = self._num_tasks
+            num_tasks = self.num_tasks
             self._by_task = Segments(torch.arange(num_tasks), num_tasks, self.losses.device)
         return self._by_task
 
@@ -430,6 +444,12 @@ class GradientBuilder:
         """Forget the rows that the forward declared."""
         if self._declared:
             self._declared.forget([self.graph.nodes[p] for p in self.plan.partition.row_nodes])
+
+
+def _separable(owned: Owned) -> Segments | None:
+    """The tasks of entries; None if these are not vectors, or of one task."""
+    rows = owned.flat()
+    return None if rows is None or rows.only is not None else rows
 
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:

@@ -146,7 +146,7 @@ class Lookup(MatrixContribution):
 
     def of_few_rows(self) -> tuple[Tensor, Tensor]:
         """The tokens of the batch, and the task gradients of their rows alone."""
-        if (kernels := native()) is not None:
+        if not self.values.is_cuda and (kernels := native()) is not None:
             given = (self.segments.tasks, self.segments.num_tasks, self.num_rows)
             found: tuple[Tensor, Tensor] | None = kernels.lookup(self.values, self.tokens, *given)
             if found is not None:

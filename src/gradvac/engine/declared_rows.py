@@ -157,6 +157,10 @@ class DeclaredRows:
     def __bool__(self) -> bool:
         return bool(self._blocks)
 
+    def since(self, oldest: int) -> bool:
+        """Whether a block may have nodes of a graph whose oldest has this number."""
+        return any(block.end > oldest for block in self._blocks)
+
     def of(self, node: Any) -> RowTasks | None:
         """The rows of the innermost block in which a node was made."""
         number = node._sequence_nr()

@@ -5,6 +5,7 @@ gradient is whose: which operations there are, how they are connected, over whic
 work, and how many hooks came with them; not the sizes of this batch.
 """
 
+import copy
 import os
 import re
 from collections import deque
@@ -266,15 +267,19 @@ _Kind = tuple[str, tuple[Callable[[Any], object], ...]]
 _KINDS: dict[type, _Kind] = {}  # names of nodes, and what reads settings; asking a node is slow
 
 
+def is_of_torch(node: Any) -> bool:
+    """Whether a node's type says what it is: some of C++ share one, others are somebody's."""
+    kind = type(node)
+    return kind.__module__ == "builtins" and kind.__name__ != _ANY_CPP
+
+
 def _kind(node: Any) -> _Kind:
     kind = type(node)
     name = node.name()
     if name in TAPS and kind._forward_cls.__module__.partition(".")[0] != _OURS:
         name += " of the model"  # somebody else's function of the same name
     names = (name, settings_of(node))
-    # Some C++ nodes share one type, and Python functions of others come and go.
-    is_torchs = kind.__module__ == "builtins" and kind.__name__ != _ANY_CPP
-    if is_torchs or names[0] in TAPS:
+    if is_of_torch(node) or names[0] in TAPS:  # Python functions of others come and go
         _KINDS[kind] = names
     return names
 
@@ -391,15 +396,31 @@ def own_hooks() -> Iterator[None]:
         remember_hooks()
 
 
-def _count_hooks(nodes: Iterable[Any]) -> int:
-    """How many hooks others registered since a graph was begun: on activations, for instance.
+def count_hooks(oldest: int) -> int:
+    """How many hooks others registered since a graph was begun, whose oldest node has this number.
 
-    A graph does not show its hooks. But those of its activations and nodes are as new as it is, and
-    every registration takes a number.
+    On activations, for instance. A graph does not show its hooks. But those of its activations and
+    nodes are as new as it is, and every registration takes a number.
     """
-    oldest = min([node._sequence_nr() for node in nodes])
     before = next((count for newest, count in reversed(_PASSED) if newest <= oldest), 0)
     return RemovableHandle.next_id - _OWN[0] - before
+
+
+class _Nodes(Sequence[Any]):
+    """Nodes that C++ knows; Python meets those that it needs."""
+
+    def __init__(self, walk: Any, order: Sequence[int]) -> None:
+        self._walk, self._order = walk, order
+        self._met: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, position: Any) -> Any:
+        node = self._met.get(position)
+        if node is None:
+            node = self._met[position] = self._walk.node(self._order[position])
+        return node
 
 
 class Graph:
@@ -429,7 +450,7 @@ class Graph:
         self.roots = tuple(roots)
         starts = [get_gradient_edge(root).node for root in roots]
         met, edges, index, parts = _walk(starts, known, settings)
-        num_hooks = _count_hooks(met)
+        num_hooks = count_hooks(min([node._sequence_nr() for node in met]))
         parts = (num_hooks, *parts)
         signature = _SIGNATURES.get(parts)
         if signature is None:
@@ -438,7 +459,7 @@ class Graph:
             if len(_SIGNATURES) > _MOST_KEPT:
                 del _SIGNATURES[next(iter(_SIGNATURES))]
         self.signature = signature
-        self.nodes: list[Any] = [met[where] for where in signature.order]
+        self.nodes: Sequence[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
         self.num_hooks = num_hooks
         self.has_hooks = num_hooks != 0 and _FSDP2 not in self.names
@@ -448,6 +469,23 @@ class Graph:
         self.operands: dict[int, Tensor | None] = {}
         self.moved: dict[int, Tensor] = {}
         self.experts: dict[object, tuple[object, ...]] = {}
+
+    def template(self) -> "Graph":
+        """What other graphs of its structure and sizes have in common with it."""
+        return self.again((), None)
+
+    def again(self, roots: Sequence[Tensor], walk: Any) -> "Graph":
+        """A graph of the same structure and sizes; its nodes are made as they are asked for.
+
+        Args:
+            roots: Its losses.
+            walk: Its nodes in C++, in the order in which they are met.
+        """
+        graph = copy.copy(self)  # shapes stay the same object: whoever asks first fills them in
+        graph.roots, graph.nodes = tuple(roots), _Nodes(walk, self.signature.order)
+        graph._described, graph.returned, graph.operands = {}, {}, {}
+        graph.moved, graph.experts = {}, {}
+        return graph
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, output number) of each input of a node.

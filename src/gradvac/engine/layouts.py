@@ -115,6 +115,8 @@ def all_agree(graph: Graph, moves: Sequence[Move], num_rows: int) -> bool:
 
     Keeps which row every entry behind an index belongs to (`Graph.moved`).
     """
+    if not all(_is_at_hand(graph, move.position) for move in moves):
+        return False
     agree = [_agrees(graph, move, num_rows) for move in moves]
     return bool(torch.stack(agree).all()) if agree else True
 

@@ -92,7 +92,8 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
         index = torch.tensor(found, dtype=torch.int64)
     # On a device the range is not checked: that would wait for it.
     if index.device.type == "cpu" and len(index):
-        least, most = map(int, index.aminmax())
+        values = index.tolist()
+        least, most = min(values), max(values)
         if least < 0 or most >= len(tasks):
             wrong = most if most >= len(tasks) else least
             raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")

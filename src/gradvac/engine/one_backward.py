@@ -12,7 +12,8 @@ updates written to `.grad`, and the task gradients freed.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,11 @@ from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.builder import GradientBuilder
 from gradvac.engine.contributions import Contribution
 from gradvac.engine.declared_rows import DeclaredRows
+from gradvac.engine.executor import CaughtJunctions, KnownGraphs, executor
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.joint_gradient import GradientSketches, is_due
 from gradvac.engine.kernels import Segments, sketch, wide
+from gradvac.engine.layouts import all_agree
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
 from gradvac.engine.passes import (
@@ -40,7 +43,13 @@ from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_gr
 from gradvac.gram import working_dtype
 from gradvac.utils.devices import is_captured
 from gradvac.utils.hints import some, warn_caller
-from gradvac.utils.native import native
+
+
+class Walked(NamedTuple):
+    """A graph in C++, and what is known of such graphs; None where that is not for C++."""
+
+    walk: Any
+    known: KnownGraphs | None
 
 
 class PlanOutdated(Exception):  # noqa: N818
@@ -81,7 +90,7 @@ class OneBackward:
         # glibc keeps twice the largest block it has seen freed, up to this size, instead of giving
         # it back: task gradients come and go, and their pages need not be faulted in every step.
         torch.empty(31 << 20, dtype=torch.uint8)
-        native()  # built here if at all, not in the middle of a step
+        self._executor = executor(self._component_of, gradients)
         self._steps = 0
         self._last_rows: tuple[Tensor, object, Segments] | None = None
         self._announced: set[str] = set()
@@ -94,8 +103,11 @@ class OneBackward:
             NotSeparable: The losses cannot be separated; `.grad` is as it was.
             PlanOutdated: What was learned of this graph no longer holds; call once more.
         """
+        walked = self._walk(losses)
+        if self._execute(walked, losses, weigh):
+            return
         kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
-        with self._planned(losses) as planned:
+        with self._planned(losses, walked) as planned:
             # A step that may still be refused writes at its end.
             write = (lambda *update: kept.append(update)) if planned.may_be_refused else add_to_grad
             try:
@@ -109,6 +121,30 @@ class OneBackward:
         for update in [*kept, (list(outside), list(outside.values()))]:
             add_to_grad(*update)
 
+    def _walk(self, losses: Losses) -> "Walked":
+        """The graph in C++, where that is built, and what is known of such graphs."""
+        walk = None if self._executor is None else self._executor.walk(losses)
+        if self._executor is None or walk is None or self._is_to_verify(losses, self._steps + 1):
+            return Walked(walk, None)
+        return Walked(walk, self._executor.find(walk))
+
+    def _execute(self, walked: "Walked", losses: Losses, weigh: Weigh) -> bool:
+        """A whole step in C++, if one like it went well and it is small."""
+        walk, known = walked
+        if self._executor is None or known is None or known.execution is None or self._recompute:
+            return False
+        assert losses.index is not None
+        rows = self._rows_of_losses(losses, losses.index)
+        with autocast_off(losses.device):
+            has_run = self._executor.execute(walk, known.execution, rows, weigh)
+        if has_run:
+            self._steps, self.plan = self._steps + 1, known.plan
+        return has_run
+
+    def _is_to_verify(self, losses: Losses, step: int) -> bool:
+        is_due_now = self._check and len(losses.present) > 1 and is_due(step)
+        return is_due_now and not is_captured(losses.device)
+
     def task_gradients(self, losses: Losses, receive: Receive) -> dict[Tensor, Tensor]:
         """Show `receive` every parameter's task gradients, once all are there.
 
@@ -116,7 +152,7 @@ class OneBackward:
             The joint gradients of leaves that are not the model's.
         """
         gradients = TaskGradients(self.gradients.members)
-        with self._planned(losses) as planned:
+        with self._planned(losses, self._walk(losses)) as planned:
             outside = planned.run_by_component(gradients)
         for parameter in gradients.collected:
             _show(gradients, parameter, losses, receive)
@@ -133,7 +169,7 @@ class OneBackward:
             if not planned.may_be_refused:
                 _show(gradients, parameter, losses, receive)
 
-        with self._planned(losses) as planned:
+        with self._planned(losses, self._walk(losses)) as planned:
             if not planned.may_be_refused:
                 expect(planned.plan.parameters())
             outside = planned.run_by_parameter(gradients, done)
@@ -148,18 +184,26 @@ class OneBackward:
         return "no batch so far" if self.plan is None else self.plan.describe()
 
     @contextmanager
-    def _planned(self, losses: Losses) -> "Iterator[PlannedBackward]":
+    def _planned(self, losses: Losses, walked: "Walked") -> "Iterator[PlannedBackward]":
         """A backward; lets another engine continue after an error while the graph is intact."""
-        graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
-        if not self._planner.knows(graph):
-            check_parameters(self._model, self._names, graph)
-        graph.check_compiled()
+        walk, known = walked
+        if known is not None:
+            graph = known.graph.again(losses.roots, walk)
+            if not all_agree(graph, known.plan.moves, len(losses.roots[0])):
+                walked = Walked(walk, None)  # indices move rows in another way
+        if walked.known is None:
+            graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
+            if not self._planner.knows(graph):
+                check_parameters(self._model, self._names, graph)
+            graph.check_compiled()
         planned = None
         try:
             with autocast_off(losses.device):
-                planned = self._plan(graph, losses)
+                planned = self._plan(graph, losses, walked)
                 yield planned
             self._announce(planned.builder.slow)
+            if walked.known is None and walk is not None and self._executor is not None:
+                self._executor.learn(walk, graph, planned.plan)
             if planned.keeps_graph:  # a loop that still holds the losses would hold it all
                 for node in graph.nodes:
                     release(node)
@@ -177,15 +221,22 @@ class OneBackward:
             if planned is not None:
                 planned.builder.close()
 
-    def _plan(self, graph: Graph, losses: Losses) -> "PlannedBackward":
+    def _plan(self, graph: Graph, losses: Losses, walked: "Walked") -> "PlannedBackward":
         declared = DeclaredRows()
         self._steps += 1
-        verify = self._check and len(losses.present) > 1 and is_due(self._steps)
-        verify = verify and not is_captured(losses.device)
-        self.plan = self._planner.plan(graph, losses, declared, verify=verify)
+        if walked.known is not None:
+            self.plan = walked.known.plan
+        else:
+            if self._executor is not None and walked.walk is not None:
+                self._executor.meet(walked.walk, graph)
+            verify = self._is_to_verify(losses, self._steps)
+            self.plan = self._planner.plan(graph, losses, declared, verify=verify)
         rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
         builder = GradientBuilder(graph, self.plan, losses, rows, declared, self._tasks)
-        return PlannedBackward(builder, has_fallback=self._has_fallback)
+        catch = None
+        if self._executor is not None and walked.known is not None:
+            catch = partial(self._executor.catch, walked.walk, walked.known)
+        return PlannedBackward(builder, catch, has_fallback=self._has_fallback)
 
     def _rows_of_losses(self, losses: Losses, index: Tensor) -> Segments:
         num_tasks, device = len(losses.present), losses.device
@@ -239,6 +290,7 @@ class PlannedBackward:
 
     Args:
         builder: Builds what the junctions of the graph contribute.
+        catch: Lets C++ catch junctions on the way, where it can.
         has_fallback: Another engine can go on if the step is refused.
 
     Attributes:
@@ -246,8 +298,14 @@ class PlannedBackward:
         keeps_graph: The last pass leaves the graph intact, because it may be needed once more.
     """
 
-    def __init__(self, builder: GradientBuilder, *, has_fallback: bool) -> None:
-        self.builder = builder
+    def __init__(
+        self,
+        builder: GradientBuilder,
+        catch: Callable[..., CaughtJunctions] | None,
+        *,
+        has_fallback: bool,
+    ) -> None:
+        self.builder, self._catch = builder, catch
         self.graph, self.plan, self.losses = builder.graph, builder.plan, builder.losses
         plan = self.plan
         self.may_be_refused = not plan.is_proven or plan.is_measured or bool(plan.unreached)
@@ -310,7 +368,7 @@ class PlannedBackward:
         counted = None if self.losses.joint is None else _CountedGradients(gradients)
         builder.begin(counted or gradients, budget, frees=frees)
         captured = builder.capture() if groups is None else {}
-        num_left = Counter([group for of_junction in groups or () for group in of_junction])
+        complete_with = _countdown(groups)
 
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
@@ -318,11 +376,7 @@ class PlannedBackward:
             if has_hooks:  # contributions hold gradients, over which some hooks write
                 output_gradients = copies(output_gradients)
             builder.build(number, output_gradients, captured.get(number))
-            complete = []
-            for group in groups[number] if groups is not None else ():
-                num_left[group] -= 1
-                if not num_left[group]:
-                    complete.append(group)
+            complete = complete_with(number)
             if not complete:
                 return
 
@@ -341,7 +395,12 @@ class PlannedBackward:
             builder.measured = self._measure()
         shown = {junction.position for junction in junctions} if unreached else set()
         others = [(position, reached_nodes.see) for position in unreached - shown]
+        caught = frozenset[int]()
         with ExitStack() as hooks:
+            if self._catch is not None and groups is plan.components:
+                by_executor = self._catch(builder, budget, groups, done, arrive)
+                hooks.callback(by_executor.stop)
+                caught, complete_with = by_executor.numbers, by_executor.complete_with
             if not plan.is_proven:
                 hooks.enter_context(check_hidden_backwards(plan.names, self.graph))
             returned = run_pass(
@@ -350,11 +409,12 @@ class PlannedBackward:
                 self.losses.starts(),
                 arrive,
                 captured=captured,
+                caught=caught,
                 others=others,
                 after_run=after_run,
                 retain=again or self.keeps_graph,
             )
-        builder.build_waiting()
+            builder.build_waiting()
         self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
@@ -424,6 +484,18 @@ class PlannedBackward:
 
         run_pass(self.graph, self.plan.partition, starts, see, retain=True)
         return sketches
+
+
+def _countdown(groups: Sequence[Collection[Any]] | None) -> Callable[[int], list[Any]]:
+    """Tells which groups are complete, now that a junction has arrived."""
+    num_left = Counter([group for of_junction in groups or () for group in of_junction])
+
+    def complete_with(number: int) -> list[Any]:
+        arrived = () if groups is None else groups[number]
+        num_left.subtract(arrived)
+        return [group for group in arrived if not num_left[group]]
+
+    return complete_with
 
 
 class _CountedGradients:

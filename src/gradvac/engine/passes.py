@@ -32,6 +32,7 @@ def run_pass(
     arrive: Arrive,
     *,
     captured: Collection[int] = (),
+    caught: Collection[int] = (),
     others: Sequence[tuple[int, Arrive]] = (),
     after_run: Collection[int] = (),
     retain: bool = False,
@@ -48,6 +49,7 @@ def run_pass(
         arrive: Called for every junction, as soon as its output gradients are complete.
         captured: Junctions that are shown the gradient of their first output once the pass is over:
             of graphs without hooks, which would come later.
+        caught: Junctions that are shown theirs by somebody else.
         others: Further nodes (positions) to be shown their output gradients.
         after_run: Junctions that are shown theirs once they have run, beside what they returned.
         retain: Keep the graph.
@@ -57,6 +59,8 @@ def run_pass(
     below: list[tuple[Any, int]] = []  # edges that let the junctions above them run
     try:
         for number, junction in enumerate(partition.junctions):
+            if number in caught:
+                continue
             node = graph.nodes[junction.position]
             if number in captured:
                 ends.append((number, len(inputs), 1))
@@ -208,14 +212,13 @@ def has_changing_hook(graph: Graph, position: int) -> bool:
     return False
 
 
-@contextmanager
-def autocast_off(device: torch.device) -> Iterator[None]:
+def autocast_off(device: torch.device) -> AbstractContextManager[object]:
     """A backward computes in the precision that its forward computed in."""
-    with ExitStack() as stack:
-        for kind in {"cpu", device.type}:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+    stack = ExitStack()
+    for kind in {"cpu", device.type}:
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 @contextmanager

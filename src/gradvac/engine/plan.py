@@ -78,6 +78,12 @@ class Plan:
         self._found: _Found | None = None
         self._plain: PlainJunctions | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a step with it went well, and nothing is left to be seen in another one."""
+        is_known = not self.is_measured and not self.unreached and self.unfinished is None
+        return self.is_proven and is_known
+
     def succeed(self) -> None:
         """A pass with this plan went well."""
         self.is_proven = True

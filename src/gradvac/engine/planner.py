@@ -106,7 +106,9 @@ class Planner:
             )
             return fitting
         self._familiar.learn(subject, plan)
-        rest = [other for other in known.plans if not other.unfinished and other is not fitting]
+        if fitting is not None:  # for batches of other sizes too
+            fitting.expire("a later probe took its place")
+        rest = [other for other in known.plans if not other.unfinished]
         known.plans[:] = [plan, *rest][:_MOST_PLANS]
         return plan
 

@@ -52,6 +52,8 @@ class ParameterGradients:
         table_bytes: Task gradients of a matrix above this size are not built.
 
     Attributes:
+        num_entries: Of the parameter.
+        parameter_bytes: Likewise.
         is_split: The parameter is a table that is too large.
         has_begun: Contributions were added.
         tokens: Whose rows alone `stack` gave; None if it gave all.
@@ -60,6 +62,7 @@ class ParameterGradients:
 
     def __init__(self, parameter: nn.Parameter, component: int, table_bytes: int) -> None:
         self.parameter, self.component, self._table_bytes = parameter, component, table_bytes
+        self.num_entries, self.parameter_bytes = parameter.numel(), parameter.nbytes
         self.clear()
 
     def clear(self) -> None:
@@ -297,7 +300,7 @@ class TaskGradients:
         metric: Metric | None = None,
     ) -> None:
         self.members = members
-        self.stream_bytes, self._metric = stream_bytes, metric
+        self.stream_bytes, self.metric = stream_bytes, metric
         self.table_bytes = table_bytes if metric is None else 1 << 62
         self._by_component = [
             [ParameterGradients(p, component, self.table_bytes) for p in parameters]
@@ -309,7 +312,7 @@ class TaskGradients:
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
         """A copy has parameters of its own, and holds nothing yet."""
-        settings = (self.stream_bytes, self.table_bytes, self._metric)
+        settings = (self.stream_bytes, self.table_bytes, self.metric)
         return TaskGradients, (self.members, *settings)
 
     def clear(self) -> None:
@@ -346,7 +349,7 @@ class TaskGradients:
         self._weigh, self._write = weigh, write
         self._build_waiting, self._entry_bytes = build_waiting, entry_bytes
         self._budget = WaitingBudget(1 << 28, self.stream_bytes) if budget is None else budget
-        may_split = budget is not None and weigh is not None and self._metric is None
+        may_split = budget is not None and weigh is not None and self.metric is None
         self.head_bytes = self._budget.limit if may_split else 1 << 62
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
@@ -370,10 +373,11 @@ class TaskGradients:
             return
         self._ready.append(component)
         for gradients in self._by_component[component]:
-            waits = self._entry_bytes * gradients.parameter.numel()
-            held = gradients.nbytes + gradients.kept_bytes
-            self._budget.gradients += held if gradients.has_begun else waits
-            self._budget.freed -= gradients.parameter.nbytes  # its gradient will take that place
+            if gradients.has_begun:
+                self._budget.gradients += gradients.nbytes + gradients.kept_bytes
+            else:
+                self._budget.gradients += self._entry_bytes * gradients.num_entries
+            self._budget.freed -= gradients.parameter_bytes  # its gradient will take that place
         if not self._budget.gradients_fit():
             self._weigh_ready()
 
@@ -412,9 +416,9 @@ class TaskGradients:
         built, stacks = self._built(every, number_of)
         numbers = [number_of[gradients.component] for gradients in built]
         products = seen = stacked(stacks, numbers, len(components)) if built else None
-        if self._metric is not None:
+        if self.metric is not None:
             pairs = zip(built, stacks, strict=True)
-            scaled = (self._metric(gradients.parameter, stack) for gradients, stack in pairs)
+            scaled = (self.metric(gradients.parameter, stack) for gradients, stack in pairs)
             seen = stacked([*scaled], numbers, len(components))
         grams = [] if seen is None else [seen.grams()]
         del seen  # what a metric made of task gradients is not needed for updates
@@ -437,7 +441,7 @@ class TaskGradients:
 
         `[n, T, P]` of n parameters in a block, `[T, P]` of others.
         """
-        has_metric = self._metric is not None
+        has_metric = self.metric is not None
         built, stacks = ([], []) if has_metric else self._blocks_of(components)
         blocks = set(map(id, stacks))
         lone = [g for g in every if not g.is_split and id(g.block) not in blocks]
@@ -468,9 +472,8 @@ def add_to_grad(
     hooked: list[tuple[Tensor, Tensor]] = []
     free: list[tuple[Tensor, Tensor]] = []
     for leaf, update in zip(leaves, updates, strict=True):
-        is_hooked = leaf._backward_hooks or leaf._post_accumulate_grad_hooks
-        (hooked if is_hooked else free).append((leaf, update))
-    if (kernels := native()) is not None:
+        (hooked if has_hooks(leaf) else free).append((leaf, update))
+    if free and not free[0][0].is_cuda and (kernels := native()) is not None:
         left = kernels.accumulate([leaf for leaf, _ in free], [update for _, update in free])
         free = [free[number] for number in left]
     hooked = [(leaf, _fitted(leaf, update)) for leaf, update in hooked]
@@ -491,6 +494,11 @@ def add_to_grad(
             _accumulate(leaf, update)
     elif hooked:
         torch.autograd.backward([leaf for leaf, _ in hooked], [update for _, update in hooked])
+
+
+def has_hooks(leaf: Tensor) -> bool:
+    """Whether hooks wait for a leaf's gradient."""
+    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
 def _fitted(leaf: Tensor, update: Tensor) -> Tensor:

@@ -175,8 +175,6 @@ def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tens
         constants = _constants(0.0, gram.dtype, gram.device)
         coefficients, observed, active, _ = kernel.pairwise_sweep_triton(*given, constants)
         return coefficients, observed, active
-    # Above the limit Eq. 3 would turn similar gradients *away* from each other.
-    target = target.clamp_max(TARGET_LIMIT)
     if (kernels := native()) is not None:
         swept = kernels.sweep(gram, target, order, vaccinated, CANCELLED, TARGET_LIMIT)
     return pairwise_sweep_reference(gram, target, order, vaccinated) if swept is None else swept
@@ -200,6 +198,8 @@ def pairwise_sweep_reference(
     NumPy's on a CPU: of arrays this small they take a quarter of the time of torch's.
     """
     num_components, num_tasks = gram.shape[:2]
+    # Above the limit Eq. 3 would turn similar gradients *away* from each other.
+    target = target.clamp_max(TARGET_LIMIT)
     every = torch.arange(num_components * num_tasks, device=gram.device).view(-1, num_tasks)
     by_visit = order.permute(2, 0, 1).contiguous()  # [T - 1, K, T]
     others, pairs = by_visit + every[:, :1], by_visit + every * num_tasks
@@ -292,11 +292,12 @@ class Pairwise(Rule):
     def start_step(self, present: Sequence[int], losses: Tensor) -> None:
         super().start_step(present, losses)
         device = losses.device
-        self._target = self._target.to(device, geometry.working_dtype(device))
-        self._step = self._step.to(device)
-        self._task_keys = self._task_keys.to(device)
-        self._component_keys = self._component_keys.to(device)
-        self._vaccinated = self._vaccinated.to(device)
+        if self._target.device != device:
+            self._target = self._target.to(device, geometry.working_dtype(device))
+            self._step = self._step.to(device)
+            self._task_keys = self._task_keys.to(device)
+            self._component_keys = self._component_keys.to(device)
+            self._vaccinated = self._vaccinated.to(device)
         if self.order == "random":
             keys = self._task_keys[self.index]
             self._order = random_order(self.seed, self._step, self._component_keys, keys)
@@ -309,6 +310,22 @@ class Pairwise(Rule):
         ours = (Pairwise.weigh_finite, Pairwise.held_targets)
         is_usual = (kind.weigh_finite, kind.held_targets) == ours and not self.preserve_norm
         is_usual &= gram.shape[-1] == len(self.present) > 1 and gram.device == self._target.device
+        kernels = native() if kernel is None else None
+        if kernels is not None and is_usual:
+            found = kernels.weigh(
+                gram,
+                self._target,
+                self._order,
+                self._vaccinated,
+                index_on(components, gram.device),
+                self.index,
+                self._next,
+                self.target_rule.beta,
+                CANCELLED,
+                TARGET_LIMIT,
+            )
+            if found is not None:  # else something is not finite, for instance
+                return Weighing(*found)
         if kernel is None or not is_usual:
             return super().weigh(components, gram)
         gram, chosen = gram.to(self._target.dtype), index_on(components, gram.device)
@@ -345,6 +362,10 @@ class Pairwise(Rule):
         return "all" if self.vaccinated is None else str(list(self.vaccinated))
 
     def commit(self) -> None:
+        if self._target.device.type == "cpu":  # elsewhere that would be waiting
+            if self.finite:
+                self._target, self._step = self._next, self._step + 1
+            return
         if self.target_rule.beta:
             self._target.copy_(torch.where(self.finite, self._next, self._target))
         self._step.add_(self.finite)

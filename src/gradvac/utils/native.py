@@ -1,8 +1,8 @@
-"""Optional kernels in C++ (`native.cpp`) for steps whose time is calls, not arithmetic, on a CPU.
+"""What is written in C++ (`native.cpp`, `executor.cpp`), for steps whose time is calls.
 
-They are built once per version of torch, where `GRADVAC_NATIVE=1` asks for them, when the first
-`Aligner` is made; half a minute with g++ and ninja. Without them, and for whatever they do not
-know, everything is computed in torch operations, which are their reference.
+`GRADVAC_NATIVE=1` builds it when the first `Aligner` is made, once per version of torch: half a
+minute with g++ and ninja. From then on it is used wherever that variable is not set to 0. Without
+it, and for whatever it does not know, everything is computed by Python and torch, the reference.
 """
 
 import hashlib
@@ -17,43 +17,49 @@ from typing import Any
 
 import torch
 
-_NAME, _SOURCE = "gradvac_native", Path(__file__).with_suffix(".cpp")
+_NAME, _HERE = "gradvac_native", Path(__file__).parent
+_SOURCES = [_HERE / "native.cpp", _HERE.parent / "engine" / "executor.cpp"]
 # No fused multiplications: the sweep is the same to the last bit.
 _FLAGS = ["-O3", "-ffp-contract=off", "-Wno-psabi"]
 
 
 @cache
 def native() -> Any:
-    """The module, or None where it was not asked for or cannot be built."""
-    if os.environ.get("GRADVAC_NATIVE") != "1":
+    """The module, or None where it was not built, or is not wanted."""
+    wish = os.environ.get("GRADVAC_NATIVE", "")
+    if wish == "0":
         return None
     try:
-        return _load()
+        return _load(may_build=wish == "1")
     except Exception as error:  # whatever a compiler, a linker or a file system may do
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "error:" in line), lines[0])
         logging.getLogger(__name__).warning(
-            "GRADVAC_NATIVE: %s was not built, everything is computed in torch operations: %s",
-            _SOURCE.name,
+            "GRADVAC_NATIVE: what is written in C++ is not used, everything is computed in torch "
+            "operations: %s",
             reason,
         )
         return None
 
 
-def _load() -> Any:
-    from torch.utils import cpp_extension
-
-    version = f"{sys.version}{torch.__version__}{_FLAGS}".encode() + _SOURCE.read_bytes()
+def _load(*, may_build: bool) -> Any:
+    version = f"{sys.version}{torch.__version__}{_FLAGS}".encode()
+    for source in (*_SOURCES, _HERE / "native.h"):
+        version += source.read_bytes()
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     built = Path(root) / "gradvac" / hashlib.sha256(version).hexdigest()[:16] / f"{_NAME}.so"
     if not built.exists():
+        if not may_build:
+            return None
+        from torch.utils import cpp_extension
+
         built.parent.mkdir(parents=True, exist_ok=True)
         path = os.environ.get("PATH", "")
         os.environ["PATH"] = f"{path}{os.pathsep}{Path(sys.executable).parent}"  # ninja from pip
         try:
             with tempfile.TemporaryDirectory(dir=built.parent) as folder:  # of its own: no locks
                 cpp_extension.load(
-                    _NAME, [str(_SOURCE)], extra_cflags=_FLAGS, build_directory=folder
+                    _NAME, [*map(str, _SOURCES)], extra_cflags=_FLAGS, build_directory=folder
                 )
                 (Path(folder) / built.name).replace(built)
         finally:

@@ -1,0 +1,430 @@
+"""What C++ does of a step (`executor.cpp`), where it is built: plans are executed without Python.
+
+Python finds, verifies and plans (`planner.py`), and takes the first step of a plan and its sizes.
+What distinguishes its graph, sizes included, is kept as numbers. A later graph with the same
+numbers needs no planning, and Python meets only those of its nodes that it needs.
+
+`Execution`: small steps on a CPU, from the losses to `.grad`, with one question for weights.
+`CaughtJunctions`: steps that build on the way; C++ collects what plain junctions are built from.
+
+Whatever is unusual (hooks, declared rows, functions in Python, a step that verifies) goes Python's
+way, which is the reference.
+"""
+
+# K components, T tasks, B rows, D width
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.engine.budget import WaitingBudget
+from gradvac.engine.builder import GradientBuilder
+from gradvac.engine.declared_rows import DeclaredRows
+from gradvac.engine.graph import (
+    LEAF,
+    Graph,
+    count_hooks,
+    is_of_torch,
+    settings,
+    without_memory,
+)
+from gradvac.engine.junctions import Junction
+from gradvac.engine.kernels import Owned, Segments
+from gradvac.engine.layouts import Layout
+from gradvac.engine.losses import Losses
+from gradvac.engine.plain_junctions import Arrived, PlainJunctions
+from gradvac.engine.plan import Plan
+from gradvac.engine.task_gradients import TaskGradients, Weigh, add_to_grad, has_hooks
+from gradvac.utils.native import native
+
+_MOST_KEPT = 64  # graphs, of up to a megabyte
+_DTYPES = ({torch.float32}, {torch.float64})  # one for all parameters
+
+
+class _Kind(IntEnum):
+    """What `executor.cpp` knows of junctions."""
+
+    PRODUCT, NORM, SCALE, SUM, LOOKUP, TABLE = range(6)
+
+
+_PLAIN_KINDS = {
+    "AddmmBackward0": _Kind.PRODUCT,
+    "MmBackward0": _Kind.PRODUCT,
+    "NativeLayerNormBackward0": _Kind.NORM,
+    "FusedRmsNormBackward0": _Kind.NORM,
+    "MulBackward0": _Kind.SCALE,
+    "ExpandBackward0": _Kind.SUM,
+}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How graphs of one structure and the same sizes are executed.
+
+    Attributes:
+        compiled: Their plan in C++.
+        parameters: That it reaches.
+        layouts: Where rows lie in outputs (shape, layout) of junctions, beside the usual place.
+        budget: Of what may wait, which is all.
+        operand_bytes: Of all junctions.
+        gradient_bytes: Of the gradient of one task.
+        largest_bytes: Of a parameter.
+    """
+
+    compiled: Any
+    parameters: list[nn.Parameter]
+    layouts: list[tuple[tuple[int, ...], Layout]]
+    budget: WaitingBudget
+    operand_bytes: int
+    gradient_bytes: int
+    largest_bytes: int
+
+    def may_run(self, num_tasks: int, gradients: TaskGradients) -> bool:
+        """Whether task gradients of the whole step may be held at once."""
+        if num_tasks * self.largest_bytes > min(self.budget.limit, gradients.table_bytes):
+            return False
+        return self.budget.all_may_wait(self.operand_bytes, num_tasks * self.gradient_bytes)
+
+
+@dataclass
+class KnownGraphs:
+    """Graphs of one structure and the same sizes, with which a step went well.
+
+    Attributes:
+        plan: Their plan.
+        graph: What they have in common.
+        execution: How C++ executes a whole step; None: it does not.
+        catchable: The junctions that C++ may catch on the way (number, place in a walk, operation,
+            edge of a factor).
+        caught: Those that it does, by number of tasks, and whether their rows are in order.
+    """
+
+    plan: Plan
+    graph: Graph
+    execution: Execution | None
+    catchable: list[tuple[int, int, int, int]]
+    caught: "dict[tuple[int, bool], _Catch]" = field(default_factory=dict)
+
+
+class Executor:
+    """What is known of the graphs of a model.
+
+    Args:
+        kernels: The module in C++.
+        component_of: Parameter -> component.
+        gradients: Whose settings hold.
+    """
+
+    def __init__(
+        self, kernels: Any, component_of: Mapping[nn.Parameter, int], gradients: TaskGradients
+    ) -> None:
+        self._kernels, self._component_of, self._gradients = kernels, component_of, gradients
+        self._components = range(len(gradients.members))
+        self._known: dict[object, KnownGraphs] = {}
+
+    def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
+        """A copy has parameters of its own, and knows nothing of them."""
+        return executor, (self._component_of, self._gradients)
+
+    def walk(self, losses: Losses) -> Any:
+        """The graph of some losses; None if this is not for C++."""
+        if losses.index is None or len(losses.present) < 2:
+            return None
+        walk = self._kernels.Walk(losses.roots[0])
+        is_hooked = walk.has_hooks or count_hooks(walk.oldest)
+        return None if is_hooked or DeclaredRows().since(walk.oldest) else walk
+
+    def find(self, walk: Any) -> KnownGraphs | None:
+        """What is known of such graphs."""
+        known = self._known.pop(walk.content, None) if walk.is_known else None
+        if known is None or not known.plan.is_settled:
+            return None
+        self._known[walk.content] = known  # the latest used last
+        return known
+
+    def execute(self, walk: Any, execution: Execution, rows: Segments, weigh: Weigh) -> bool:
+        """Run a step; False if this cannot be done here: nothing was changed."""
+        if not execution.may_run(rows.num_tasks, self._gradients) or rows.tasks.is_cuda:
+            return False
+        every = (Owned(s, rows, how.dim, how.tiled).flat() for s, how in execution.layouts)
+        indices = [None if segments is None else segments.tasks for segments in (rows, *every)]
+        step = execution.compiled.run(walk, indices, rows.num_tasks)
+        if step is None:
+            return False
+        parameters = execution.parameters
+        hooked = [number for number, parameter in enumerate(parameters) if has_hooks(parameter)]
+        left = step.apply(weigh(self._components, step.grams), hooked)
+        if left:
+            add_to_grad([parameters[p] for p, _ in left], [update for _, update in left])
+        return True
+
+    def catch(self, walk: Any, known: KnownGraphs, *given: Any) -> "CaughtJunctions":
+        """Catch plain junctions on the way of a pass."""
+        return CaughtJunctions(self._kernels, walk, known, *given)
+
+    def meet(self, walk: Any, graph: Graph) -> None:
+        """See what kinds of operations a graph has, before a pass.
+
+        What was known of it is forgotten until the step has gone well: it may be refused.
+        """
+        if walk.is_known:
+            self._known.pop(walk.content, None)
+        else:
+            told = [0] * len(graph.nodes)
+            for where, node in zip(graph.signature.order, graph.nodes, strict=True):
+                told[where] = int(bool(settings(node))) if is_of_torch(node) else 2
+            walk.learn(told)
+
+    def learn(self, walk: Any, graph: Graph, plan: Plan) -> None:
+        """A step went well in Python: others like it need not be planned."""
+        if not walk.is_known or not plan.is_settled or plan.partition.outside:
+            return
+        caught = _catchable(graph, plan)
+        known = KnownGraphs(plan, graph.template(), self._execution(graph, plan), caught)
+        self._known[walk.content] = known
+        if len(self._known) > _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+
+    def _execution(self, graph: Graph, plan: Plan) -> Execution | None:
+        junctions, plain = plan.partition.junctions, plan.plain(graph)
+        is_on_host = graph.roots[0].device.type == "cpu"
+        if plan.moves or self._gradients.metric is not None or not is_on_host:
+            return None
+        made = _Junctions(graph, plan, plain)
+        if not all(map(made.add, range(len(junctions)))):
+            return None
+        parameters = list(made.parameters)
+        are_frozen = not all(parameter.requires_grad for parameter in parameters)
+        if are_frozen or {parameter.dtype for parameter in parameters} not in _DTYPES:
+            return None
+        components = [self._component_of[parameter] for parameter in parameters]
+        given = (made.junctions, parameters, components, len(self._components))
+        operands = plain.operand_bytes(graph)
+        stream_bytes = self._gradients.stream_bytes
+        return Execution(
+            self._kernels.Plan(*given),
+            parameters,
+            list(made.layouts),
+            WaitingBudget.of_step(operands, plain.parameter_bytes, stream_bytes),
+            operands,
+            plain.gradient_bytes,
+            max(parameter.nbytes for parameter in parameters),
+        )
+
+
+def executor(component_of: Mapping[nn.Parameter, int], gradients: TaskGradients) -> Executor | None:
+    """An executor, where C++ is built."""
+    kernels = native()
+    return None if kernels is None else Executor(kernels, component_of, gradients)
+
+
+class _Catch(NamedTuple):
+    """Junctions that are caught, as C++ is told of them, and where rows lie in them."""
+
+    given: list[tuple[int, int, int, int]]
+    places: list[tuple[Layout, tuple[int, ...]]]  # layout and shape
+    place_of: dict[int, int]  # by number of the junction
+
+
+def _choose(known: KnownGraphs, builder: GradientBuilder) -> _Catch:
+    """Those that wait for others once they have arrived."""
+    graph, plan = builder.graph, builder.plan
+    given, place_of = [], dict[int, int]()
+    places: dict[tuple[Layout, tuple[int, ...]], int] = {}
+    for one in known.catchable:
+        junction, how = builder.plain.by_number[one[0]], plan.owners[one[0], 0]
+        shape = graph.shape(junction.position)
+        rows = None if 0 in shape else builder.rows_of_plain(junction, shape)
+        if rows is None or not isinstance(how, Layout):
+            continue
+        described, size = graph.described(junction.position)[0], math.prod(shape[:-1])
+        like = partial(without_memory, dtype=described.dtype, device=rows.device)
+        inner = junction.operand_bytes // described.dtype.itemsize - junction.width
+        saved = (like((size, inner)),) if inner else ()
+        if not Arrived(junction, saved, like(shape), rows).is_large:
+            given.append(one)
+            place_of[one[0]] = places.setdefault((how, shape), len(places))
+    return _Catch(given, list(places), place_of)
+
+
+class CaughtJunctions:
+    """Plain junctions of one pass, which C++ collects until they are built.
+
+    Args:
+        kernels: The module in C++.
+        walk: The graph.
+        known: What is known of it.
+        builder: Builds them.
+        budget: Of what may wait.
+        groups: Of every junction.
+        done: Called with a group whose junctions have all run.
+        arrive: Called with a junction that is not plain after all, and its output gradients.
+
+    Attributes:
+        numbers: Of the junctions.
+    """
+
+    def __init__(
+        self,
+        kernels: Any,
+        walk: Any,
+        known: KnownGraphs,
+        builder: GradientBuilder,
+        budget: WaitingBudget,
+        groups: Sequence[Sequence[int]],
+        done: Callable[[int], None],
+        arrive: Callable[[int, Sequence[Tensor | None]], None],
+    ) -> None:
+        self._builder, self._budget, self._done, self._arrive = builder, budget, done, arrive
+        key = (builder.num_tasks, builder.rows_in_order)
+        if key not in known.caught:
+            known.caught[key] = _choose(known, builder)
+        given, places, self._place_of = known.caught[key]
+        every = (builder.rows_at(*place) for place in places)
+        self._rows = [rows for rows in every if rows is not None]  # all: they were chosen so
+        called = (self._overflow, self._complete, self._other)
+        self._arrivals = kernels.Arrivals(walk, given, groups, builder.freed_share, *called)
+        self._allow()
+        self.numbers = frozenset(self._arrivals.start())
+        builder.take_caught = self.take
+
+    def take(self) -> list[Arrived]:
+        """What has arrived and was not taken yet."""
+        self._count()
+        by_number, rows, place_of = self._builder.plain.by_number, self._rows, self._place_of
+        return [
+            Arrived(by_number[number], tuple(saved), gradient, rows[place_of[number]])
+            for number, gradient, saved in self._arrivals.take()
+        ]
+
+    def complete_with(self, number: int) -> list[int]:
+        """The groups that are complete, now that a junction has arrived."""
+        complete: list[int] = self._arrivals.count(number)
+        return complete
+
+    def stop(self) -> None:
+        """The pass is over: whoever knows us is forgotten, or the graph would wait for that."""
+        self._arrivals.stop()
+        self._builder.take_caught = None
+        del self._done, self._arrive
+
+    def _count(self) -> None:
+        operands, freed = self._arrivals.take_counts()
+        self._budget.operands += operands
+        self._budget.freed += freed
+
+    def _allow(self) -> None:
+        budget = self._budget
+        self._arrivals.allow(budget.limit - budget.operands, budget.freed - budget.gradients)
+
+    def _overflow(self) -> None:
+        self._builder.build_waiting()
+        self._allow()
+
+    def _complete(self, groups: Sequence[int]) -> None:
+        self._count()
+        for group in groups:
+            self._done(group)
+        self._allow()
+
+    def _other(self, number: int, gradients: Sequence[Tensor | None]) -> None:
+        self._count()
+        self._arrive(number, gradients)
+        self._allow()
+
+
+class _Junctions:
+    """Collects junctions in the form that C++ is given."""
+
+    def __init__(self, graph: Graph, plan: Plan, plain: PlainJunctions) -> None:
+        self._graph, self._plan, self._plain = graph, plan, plain
+        (self._num_rows,) = graph.shape(graph.root_positions[0])
+        self.junctions: list[tuple[int, int, int, int, bool, int, int, int]] = []
+        self.parameters: dict[nn.Parameter, int] = {}
+        self.layouts: dict[tuple[tuple[int, ...], Layout], int] = {}
+
+    def add(self, number: int) -> bool:
+        """Add a junction; False if C++ does not know it."""
+        junction, how = self._plan.partition.junctions[number], self._plan.owners[number, 0]
+        if not isinstance(how, Layout) or how.moved_by is not None:
+            return False
+        shape = self._graph.shape(junction.position)
+        rows = self._rows(shape, how)
+        found = None if rows is None else self._read(number, junction, rows)
+        if found is None:
+            return False
+        self.junctions.append(found)
+        dtype = self._graph.described(junction.position)[0].dtype
+        return all(p.dtype == dtype and p.is_contiguous() for p in junction.parameters)
+
+    def _rows(self, shape: tuple[int, ...], how: Layout) -> int | None:
+        """The number of the index of a junction's rows."""
+        if how == Layout(0):
+            return 0
+        if len(shape) < 2 or how.dim >= len(shape) - 1:
+            return None
+        return self.layouts.setdefault((shape, how), len(self.layouts) + 1)
+
+    def _read(
+        self, number: int, junction: Junction, rows: int
+    ) -> tuple[int, int, int, int, bool, int, int, int] | None:
+        graph, position = self._graph, junction.position
+        name, shape = graph.names[position], graph.shape(junction.position)
+        where, plain = graph.signature.order, self._plain.by_number.get(number)
+        if plain is not None and name in _PLAIN_KINDS and plain.fits(graph) and len(shape) > 1:
+            if not isinstance(plain.weight, Tensor) or isinstance(plain.shift, tuple):
+                return None
+            weight = self._number(plain.weight)
+            shift = -1 if plain.shift is None else self._number(plain.shift)
+            kind, edge = _PLAIN_KINDS[name], plain.kind.weight
+            return (kind, where[position], weight, shift, plain.is_transposed, edge, -1, rows)
+        if len(junction.edges) > 1 or junction.paths[0][2]:
+            return None
+        edge, (below, output, _) = junction.edges[0], junction.paths[0]
+        if name == "EmbeddingBackward0" and graph.names[below] == LEAF:
+            weight = self._number(graph.nodes[below].variable)
+            return (_Kind.LOOKUP, where[position], weight, -1, False, edge, -1, rows)
+        if name != "AddBackward0" or len(shape) < 2:
+            return None
+        inner = graph.shape(below, output)
+        is_for_rows = rows == 0 and shape[0] == self._num_rows and _trimmed(inner) == shape[1:]
+        if graph.names[below] == LEAF:
+            is_vector = inner[-1:] == shape[-1:] == (math.prod(inner),)
+            if not (is_for_rows or is_vector):
+                return None
+            weight = self._number(graph.nodes[below].variable)
+            return (_Kind.SUM, where[position], weight, -1, False, edge, -1, rows)
+        is_table = graph.names[below] == "EmbeddingBackward0" and junction.through == (below,)
+        table = graph.children(below)[0][0] if is_table else -1
+        if not is_for_rows or table < 0 or graph.names[table] != LEAF:
+            return None
+        weight = self._number(graph.nodes[table].variable)
+        return (_Kind.TABLE, where[position], weight, -1, False, edge, where[below], rows)
+
+    def _number(self, parameter: nn.Parameter) -> int:
+        return self.parameters.setdefault(parameter, len(self.parameters))
+
+
+_CATCHABLE = {name: number for number, name in enumerate(_PLAIN_KINDS)}
+
+
+def _catchable(graph: Graph, plan: Plan) -> list[tuple[int, int, int, int]]:
+    """Plain junctions on the way, of which nothing but a gradient is to come."""
+    found = []
+    for number, one in plan.plain(graph).by_number.items():
+        name = graph.names[one.position]
+        if name in _CATCHABLE and not plan.partition.junctions[number].ends:
+            place = graph.signature.order[one.position]
+            found.append((number, place, _CATCHABLE[name], one.kind.weight))
+    return found
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without dimensions of size 1 in front, along which rows are."""
+    return shape[1:] if shape[:1] == (1,) else shape
