@@ -2,13 +2,15 @@
 
     OMP_NUM_THREADS=1 python benchmarks/attack.py --models 500        # some minutes
     OMP_NUM_THREADS=1 python benchmarks/attack.py --first 137 --models 1 --verbose
+    GRADVAC_NATIVE=1 OMP_NUM_THREADS=1 python benchmarks/attack.py --steps 14 --sizes 2
 
 A seed draws a directed graph of parts that nobody writes side by side: layers whose weights are
 shared, views and writes in place, lookups and scatters, convolutions, recurrence, attention,
 functions of somebody's own, checkpoints, hooks, `vmap`, parametrizations, two dtypes, rows in other
 dimensions, sorted, routed, packed, in groups, parts that some steps skip; and of tasks, sizes of
 batches, forms of losses and options, which change from step to step. Each model takes six steps in
-float64, with updates.
+float64, with updates. What is written in C++ takes over where graphs come again: batches of few
+sizes, and more steps.
 
 `exact`: as per_task. `refused`: a part is there to be refused, mostly because it makes rows
 influence each other. Anything else is a finding: `wrong`, `crash`, or `needless`, a refusal
@@ -23,7 +25,7 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -1165,16 +1167,28 @@ def nested_rows(draw: Draw) -> Run:
 class Attack:
     """One random model, and how it is trained.
 
+    Args:
+        seed: Draws all of it.
+        num_steps: For which it is trained.
+        num_sizes: Of batches; every step has one of its own by default.
+        parts: What it may be made of.
+
     Attributes:
         parts: Names of what it is made of.
         is_mixing: Its rows influence each other.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        num_steps: int = STEPS,
+        num_sizes: int = STEPS,
+        parts: Sequence[str] | None = None,
+    ) -> None:
         draw = Draw(seed)
         self.seed, choose = seed, draw.random
         usual = [name for name in PARTS if name not in MIXING]
-        self.parts = choose.choices(usual, k=choose.randint(3, 8))
+        self.parts = choose.choices(parts or usual, k=choose.randint(3, 8))
         if choose.random() < 0.08:
             self.parts[choose.randrange(len(self.parts))] = choose.choice(MIXING)
         self.is_mixing = any(name in MIXING for name in self.parts)
@@ -1194,7 +1208,8 @@ class Attack:
         self._options = choose.choice([{}, {}, {"stream_bytes": 1}, {"table_bytes": 1}])
         if self._form == "rows" and choose.random() < 0.1:
             self._options = {"recompute": True}
-        self._sizes = [choose.randint(4, 9) for _ in range(STEPS)]
+        sizes = [choose.randint(4, 9) for _ in range(STEPS)]
+        self._sizes = [sizes[step % num_sizes] for step in range(num_steps)]
         self._random = choose
 
     def _losses(self, tokens: Tensor, batch: Batch) -> Tensor:
@@ -1298,6 +1313,9 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no more after these")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--sizes", type=int, default=STEPS, choices=range(1, STEPS + 1))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help="of these alone")
     parser.add_argument("--engine", default="one_backward", choices=("one_backward", "auto"))
     parser.add_argument("--verbose", action="store_true", help="show every model")
     args = parser.parse_args()
@@ -1306,7 +1324,7 @@ def main() -> None:
     for seed in range(args.first, args.first + args.models):
         if time.perf_counter() - start > args.seconds:
             break
-        attack = Attack(seed)
+        attack = Attack(seed, args.steps, args.sizes, args.parts)
         outcome, more = attack.run(args.engine)
         count[outcome] += 1
         used.update(set(attack.parts))

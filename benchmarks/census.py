@@ -8,12 +8,15 @@ Tiny configs with random weights and data: nothing is downloaded. `error` is the
 error of a parameter's gradient against per_task over four steps, in float64 (in float32 where an
 operation knows no other), weighted by task so that a swapped row shows. `ratio` is the time of the
 processor in the aligned backward of 8 tasks over that of the plain one: with so little arithmetic,
-what the host adds on a fast GPU. `measured` counts the places whose owners are measured in every
-step, because an operation may move rows; `slow` names operations that are called task by task.
+what the host adds on a fast GPU; `in C++` has it with what is written in C++, which is built first,
+and whose gradients are compared too. `measured` counts the places whose owners are measured in
+every step, because an operation may move rows; `slow` names operations that are called task by
+task.
 """
 
 import argparse
 import copy
+import os
 import statistics
 import time
 import traceback
@@ -28,6 +31,7 @@ import transformers
 from torch import Tensor, nn
 
 from gradvac import Aligner, Sum
+from gradvac.utils.native import native
 
 ROWS, TOKENS, TASKS = 16, 8, 8
 # By every name that a config has for it.
@@ -149,29 +153,37 @@ class Taken:
     """What the census says of one architecture."""
 
     def __init__(self, name: str, head: str, dtype: torch.dtype) -> None:
-        self.name, self.head = name, head
+        self.name, self.head, self._dtype = name, head, dtype
+        self.error, self.ratios, self._slow = 0.0, list[str](), set[str]()
+        model = build(name, head).to(dtype)
+        for wish in ("0", "1"):
+            os.environ["GRADVAC_NATIVE"] = wish
+            native.cache_clear()
+            is_there = wish == "0" or native() is not None
+            self.ratios.append(f"{self._align(model):.1f}" if is_there else "not built")
+
+    def _align(self, model: Any) -> float:
+        """Compare four steps with per_task; the ratio of the time of others to plain ones."""
         weights = {f"task{t}": 1.0 + 0.7 * t for t in range(TASKS)}
         rows = [row % TASKS for row in range(ROWS)]
-        model = build(name, head).to(dtype)
         twin = copy.deepcopy(model)
         aligner = Aligner(model, list(weights), Sum(weights), engine="auto")
         reference = Aligner(twin, list(weights), Sum(weights), engine="per_task")
-        self.error = 0.0
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             for _ in range(4):
-                data = batch(head, dtype)
+                data = batch(self.head, self._dtype)
                 for own, by in ((model, aligner), (twin, reference)):
                     own.zero_grad()
-                    by.backward(losses_of(own, head, data), rows)
+                    by.backward(losses_of(own, self.head, data), rows)
                 self.error = max(self.error, distance(model, twin))
         self.engine, why = aligner.engine, repr(aligner)
         self.places = why.partition("measured every step (")[2].partition(" places")[0] or "none"
         slow = [
             str(w.message).partition("slower: ")[2] for w in warned if "slower" in str(w.message)
         ]
-        self.slow = ", ".join(sorted({one.split(" of ")[0] for s in slow for one in s.split(", ")}))
-        self.ratio = self._ratio(model, aligner, rows, data)
+        self._slow |= {one.split(" of ")[0] for s in slow for one in s.split(", ")}
+        return self._ratio(model, aligner, rows, data)
 
     def _ratio(self, model: nn.Module, aligner: Aligner, rows: list[int], data: Tensor) -> float:
         times: dict[bool, list[float]] = {True: [], False: []}
@@ -187,8 +199,8 @@ class Taken:
 
     def row(self) -> str:
         return (
-            f"| {self.name} | {self.engine} | {self.error:.0e} | {self.ratio:.1f} | "
-            f"{self.places} | {self.slow or 'none'} |"
+            f"| {self.name} | {self.engine} | {self.error:.0e} | {' | '.join(self.ratios)} | "
+            f"{self.places} | {', '.join(sorted(self._slow)) or 'none'} |"
         )
 
 
@@ -205,7 +217,8 @@ def distance(model: nn.Module, twin: nn.Module) -> float:
     return float("inf") if missing else max(errors)
 
 
-HEAD = "| model | engine | error | ratio | measured | slow |\n| --- | --- | --- | --- | --- | --- |"
+COLUMNS = ("model", "engine", "error", "ratio", "in C++", "measured", "slow")
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
 PAGE = """# Architectures
 
 Written by `python benchmarks/census.py --page docs/architectures.md` (torch {torch}, transformers
@@ -214,9 +227,10 @@ Written by `python benchmarks/census.py --page docs/architectures.md` (torch {to
 against per_task; 1e-8 and above where a model computes in float32 whatever it is given.
 *Ratio*: time of the processor in the aligned backward over that of the plain one, with almost no
 arithmetic, as the host beside a fast GPU; on models of a usual size it is far smaller
-([log](log.md)). *Measured*: places whose owners are measured every step, because an operation may
-move rows ([Engines](engines.md#which-rows-belong-to-which-task)). *Slow*: operations that are
-called task by task.
+([log](log.md)). *In C++*: the same with the executor in C++, whose gradients count in the error
+too ([Engines](engines.md#one_backward)). *Measured*: places whose owners are measured every step,
+because an operation may move rows ([Engines](engines.md#which-rows-belong-to-which-task)). *Slow*:
+operations that are called task by task.
 
 {table}
 """
