@@ -290,6 +290,43 @@ def _fifth(model: nn.Module) -> list[str]:
     return [n for k, (n, _) in enumerate(model.named_parameters()) if k % 5 == 0]
 
 
+@pytest.mark.filterwarnings("ignore:.*are a parameter")
+def test_losses_that_are_a_leaf(ran: Counter[str]) -> None:
+    model = layers(lambda m: m.scores, scores=nn.Parameter(torch.randn(B)))
+    aligner = Aligner(model, TASKS, Sum())
+    for _ in range(3):
+        model.zero_grad()
+        aligner.backward(model(), UNSORTED)
+        assert torch.equal(model.scores.grad, torch.ones(B))
+    assert not +ran
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_weights_without_entries(way: str, ran: Counter[str]) -> None:
+    """A part of some width whose width is zero here."""
+    del way, ran
+    parts = {"a": nn.Linear(D, D), "b": nn.Linear(D, 0), "c": nn.Linear(0, D)}
+    model = layers(lambda m, x: m.a(x) + m.c(m.norm(m.b(x))), **parts, norm=nn.LayerNorm(0))
+    twins = Twins(Case(model.double(), output, (torch.randn(B, S, D).double(),)), GradVac)
+    for tasks in STEPS:
+        twins.step(tasks)
+
+
+def test_parameters_may_be_swapped(
+    way: str, ran: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `load_state_dict` and `to` do where they are asked to: nothing holds on to them."""
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    twins = Twins(small_case(), Sum)
+    for number, tasks in enumerate(STEPS):
+        twins.step(tasks)
+        if number == 2:
+            assert ran[way]
+            halves = {name: 0.5 * value for name, value in twins.model.state_dict().items()}
+            for model in twins.models:
+                model.load_state_dict(halves)
+
+
 def test_the_schedule_is_kept(way: str, probes: list[int], ran: Counter[str]) -> None:
     """Steps 1, 2, 10 and 100 verify, in Python."""
     case = small_case()
@@ -528,7 +565,10 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     parameters = [first.weight, first.bias]
 
     def run(junction: tuple[Any, ...], walk: Any, tasks: Tensor = index, num: int = 3) -> Any:
-        return kernels.Plan([junction], parameters, [0, 0], 1).run(walk, [tasks], num)
+        plan = kernels.Plan([junction], parameters, [0, 0], 1)
+        assert plan.run([first.weight, other[1].bias], walk, [tasks], num) is None
+        assert plan.run(parameters[:1], walk, [tasks], num) is None
+        return plan.run(parameters, walk, [tasks], num)
 
     def changed(**other: Any) -> tuple[Any, ...]:
         names = ("kind", "place", "weight", "shift", "is_transposed", "edge", "below", "rows")

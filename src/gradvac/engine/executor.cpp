@@ -225,13 +225,14 @@ using GivenJunction = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64
 
 struct Plan {
   std::vector<Junction> junctions;
-  Tensors parameters;
-  std::vector<int64_t> components;  // of parameters
+  std::vector<const void*> parameters;  // which; whoever has them may still swap them for others
+  std::vector<int64_t> components;      // theirs
   int64_t num_components;
   at::ScalarType dtype;
 
-  Plan(const std::vector<GivenJunction>& given, Tensors parameters_, std::vector<int64_t> components_, int64_t num_components_)
-      : parameters(std::move(parameters_)), components(std::move(components_)), num_components(num_components_), dtype(parameters.at(0).scalar_type()) {
+  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_)
+      : components(std::move(components_)), num_components(num_components_), dtype(every.at(0).scalar_type()) {
+    for (auto& one : every) parameters.push_back(one.unsafeGetTensorImpl());
     for (auto& [kind, node, weight, shift, is_transposed, edge, below, rows] : given) junctions.push_back({Kind(kind), node, weight, shift, is_transposed, edge, below, rows});
   }
 };
@@ -250,6 +251,7 @@ struct Operands {
 
 struct Captured {
   const Plan& plan;
+  const Tensors& parameters;
   const Walk& walk;
   const std::vector<Rows>& rows;
 
@@ -265,7 +267,7 @@ struct Captured {
     if (!is_plain(tokens, tokens.scalar_type()) || (tokens.scalar_type() != at::kLong && tokens.scalar_type() != at::kInt)) return false;
     tokens = tokens.to(at::kLong).contiguous();
     auto* first = tokens.const_data_ptr<int64_t>();
-    auto V = plan.parameters[table].size(0), padding = node->padding_idx.as_int_unchecked();
+    auto V = parameters[table].size(0), padding = node->padding_idx.as_int_unchecked();
     to.assign(first, first + tokens.numel());
     for (auto& token : to) {
       if (token < 0 || token >= V) return false;
@@ -279,12 +281,12 @@ struct Captured {
     if (one.node < 0 || one.node >= int64_t(walk.nodes.size()) || !walk.nodes[one.node]->num_inputs()) return false;
     to.shape = walk.shape(one.node);
     int64_t numel = c10::multiply_integers(to.shape), B = rows[one.rows].num;
-    auto& weight = plan.parameters[one.weight];
+    auto& weight = parameters[one.weight];
     if (to.shape.empty() || !numel) return false;
     auto D = to.shape.back(), N = numel / D;
     if (N % B) return false;
     auto is_like = [&](const std::optional<Tensor>& value, int64_t size) { return !value || value->numel() == size; };
-    auto is_vector = [&](int64_t number) { return number < 0 || plan.parameters[number].numel() == D; };
+    auto is_vector = [&](int64_t number) { return number < 0 || parameters[number].numel() == D; };
     switch (one.kind) {
       case Kind::product: {
         bool is_read = false;
@@ -328,13 +330,14 @@ struct Block {
 
 struct Step {
   std::shared_ptr<Plan> plan;
+  Tensors parameters;
   std::vector<Block> blocks;  // by parameter; undefined where no gradient came
   Tensor grams;               // [K, T, T]
 
   struct Found { const Rows* rows; Tensor values; std::vector<int64_t> tokens; };
 
-  Step(std::shared_ptr<Plan> given, const std::vector<Rows>& rows, std::vector<Operands>& operands, std::vector<Tensor>& gradients, int64_t T)
-      : plan(std::move(given)), blocks(plan->parameters.size()) {
+  Step(std::shared_ptr<Plan> given, const Tensors& every, const std::vector<Rows>& rows, std::vector<Operands>& operands, std::vector<Tensor>& gradients, int64_t T)
+      : plan(std::move(given)), parameters(every), blocks(every.size()) {
     at::AutoDispatchBelowADInplaceOrView plain;  // nothing here is differentiated
     auto options = at::TensorOptions(plan->dtype);
     Rows by_task(at::arange(T), T);
@@ -346,10 +349,10 @@ struct Step {
       if (!g.defined()) continue;
       if (!is_plain(g, plan->dtype)) g = at::empty(g.sizes(), options).copy_(g);
       auto& own = rows[one.rows];
-      auto P = plan->parameters[one.weight].numel();
+      auto P = parameters[one.weight].numel();
       auto sums_of = [&](int64_t parameter, const Tensor& values) {
         auto& block = blocks[parameter].gradients;
-        if (!block.defined()) block = at::zeros({T, plan->parameters[parameter].numel()}, options);
+        if (!block.defined()) block = at::zeros({T, parameters[parameter].numel()}, options);
         add_sums(own, block, values, given_to.x, given_to.mean, given_to.scale);
       };
       switch (one.kind) {
@@ -377,7 +380,7 @@ struct Step {
       if (one.shift >= 0) sums_of(one.shift, g);
     }
     for (size_t p = 0; p < blocks.size(); p++)
-      if (!lookups[p].empty()) look_up(blocks[p], lookups[p], plan->parameters[p], T);
+      if (!lookups[p].empty()) look_up(blocks[p], lookups[p], parameters[p], T);
     take_grams(T);
   }
 
@@ -429,7 +432,7 @@ struct Step {
     for (size_t p = 0; p < blocks.size(); p++) {
       auto& block = blocks[p];
       if (!block.gradients.defined()) continue;
-      auto& leaf = plan->parameters[p];
+      auto& leaf = parameters[p];
       auto& grad = leaf.mutable_grad();
       bool is_free = !std::count(hooked.begin(), hooked.end(), int64_t(p));
       bool is_added = is_free && is_plain(grad, plan->dtype) && !grad.requires_grad() && grad.sizes() == leaf.sizes() && grad.is_contiguous();
@@ -443,19 +446,22 @@ struct Step {
       else left.emplace_back(p, update);
     }
     blocks.clear();
+    parameters.clear();
     return left;
   }
 };
 
 // One backward that hands out the output gradients of all junctions, and what follows from them; nothing if this is not what was planned.
-std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Walk& walk, const std::vector<Tensor>& indices, int64_t T) {
+std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& parameters, const Walk& walk, const Tensors& indices, int64_t T) {
+  auto is_planned = [](const Tensor& one, const void* planned) { return one.unsafeGetTensorImpl() == planned; };
+  if (!std::equal(parameters.begin(), parameters.end(), plan->parameters.begin(), plan->parameters.end(), is_planned)) return nullptr;
   std::vector<Rows> rows;
   for (auto& index : indices) {
     if (!fits(index, T)) return nullptr;
     rows.emplace_back(index, T);
   }
   std::vector<Operands> operands(plan->junctions.size());
-  Captured capture{*plan, walk, rows};
+  Captured capture{*plan, parameters, walk, rows};
   ag::edge_list edges;
   for (size_t n = 0; n < operands.size(); n++) {
     if (!capture(plan->junctions[n], operands[n])) return nullptr;
@@ -467,7 +473,7 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Walk& walk, c
     gradients = {at::ones_like(walk.root)};
   }
   gradients = ag::Engine::get_default_engine().execute({ag::Edge(walk.root.grad_fn(), walk.root.output_nr())}, gradients, false, false, false, edges);
-  return std::make_shared<Step>(plan, rows, operands, gradients, T);
+  return std::make_shared<Step>(plan, parameters, rows, operands, gradients, T);
 }
 
 // -- junctions on the way of a pass ---------------------------------------------------------------------

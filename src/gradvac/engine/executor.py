@@ -134,7 +134,8 @@ class Executor:
 
     def walk(self, losses: Losses) -> Any:
         """The graph of some losses; None if this is not for C++."""
-        if losses.index is None or len(losses.present) < 2:
+        is_leaf = losses.roots[0].grad_fn is None
+        if losses.index is None or len(losses.present) < 2 or is_leaf:
             return None
         walk = self._kernels.Walk(losses.roots[0])
         is_hooked = walk.has_hooks or count_hooks(walk.oldest)
@@ -154,10 +155,10 @@ class Executor:
             return False
         every = (Owned(s, rows, how.dim, how.tiled).flat() for s, how in execution.layouts)
         indices = [None if segments is None else segments.tasks for segments in (rows, *every)]
-        step = execution.compiled.run(walk, indices, rows.num_tasks)
+        parameters = execution.parameters
+        step = execution.compiled.run(parameters, walk, indices, rows.num_tasks)
         if step is None:
             return False
-        parameters = execution.parameters
         hooked = [number for number, parameter in enumerate(parameters) if has_hooks(parameter)]
         left = step.apply(weigh(self._components, step.grams), hooked)
         if left:

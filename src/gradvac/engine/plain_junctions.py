@@ -196,7 +196,8 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
     paths = dict(zip(junction.edges, junction.paths, strict=True))
     if kind is None or kind.weight not in paths or {*paths} - {kind.weight, kind.shift}:
         return None
-    if graph.is_complex(position):
+    is_empty = 0 in graph.shape(*paths[kind.weight][:2])
+    if graph.is_complex(position) or is_empty:
         return None
     edges = (kind.weight, kind.shift)
     weight, shift = (_target(graph, paths[edge]) if edge in paths else None for edge in edges)

@@ -20,7 +20,7 @@ def sketch(gradient: Tensor) -> Tensor:
         return gradient.reshape(-1, num_parts).to(dtype)
     if num_parts > 1:
         gradient = torch.view_as_real(gradient.resolve_conj()).flatten(-2)
-    flat = gradient.reshape(-1, gradient.shape[-1])
+    flat = gradient.flatten(0, -2)
     across = _projection(flat.shape[1], dtype, gradient.device)
     if flat.numel() <= _AT_ONCE:
         joined = flat.to(dtype) @ across
