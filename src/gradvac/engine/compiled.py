@@ -27,8 +27,9 @@ operation may move them.
 # B rows, N entries, O outputs, I inputs, V rows of a table
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ from torch.utils._pytree import tree_leaves
 from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph, without_memory
 from gradvac.engine.layouts import Layout, follow
 from gradvac.engine.models import allow_second_passes
+from gradvac.utils.native import native
 
 TOKENS = torch.float64  # gradients are no integers: tokens are handed on as these, exactly
 
@@ -247,7 +249,7 @@ class GradvacLookup(Function):
         tokens: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.padding, ctx.num_rows = padding, table.shape[0]
+        ctx.padding, ctx.num_rows = padding, len(table)
         device = table.device
         given = without_memory(output, table.dtype, device)
         return given, without_memory(tokens, TOKENS, device)
@@ -301,22 +303,37 @@ class _Lookup(Function):
 # Functions that a graph can call by name.
 
 
-def product_placeholders(*given: Any) -> Any:
-    """Placeholders for the output and the operand of a product."""
-    return GradvacProduct.apply(ANCHOR, *given)
+def region_inputs(*requests: tuple[Any, ...]) -> Sequence[Tensor]:
+    """What a region is given for parameters.
+
+    Args:
+        requests: `(parameter,)`: its value. `(parameter, shape)`: an entry for every entry that it
+            serves. `(table, padding, output, tokens)` and `(weight, bias, output, operand, dtype)`:
+            placeholders for the output, and for what a lookup or a product is made of.
+    """
+    kernels = native()
+    if kernels is not None:
+        given: Sequence[Tensor] = kernels.region_inputs(ANCHOR, requests)
+        return given
+    given = []
+    for request in requests:
+        if len(request) == 1:
+            given.append(request[0].detach())
+        elif len(request) == 2:
+            given.append(request[0].expand(request[1]))
+            _mark(given[-1], None)  # nobody else sees its gradients
+        elif len(request) == 4:
+            given += GradvacLookup.apply(ANCHOR, *request)
+            _mark(given[-1], (None, (request[1], len(request[0])), {}))
+        else:
+            given += GradvacProduct.apply(ANCHOR, *request)
+    return given
 
 
-def lookup_placeholders(*given: Any) -> Any:
-    """Placeholders for the output and the tokens of a lookup."""
-    return GradvacLookup.apply(ANCHOR, *given)
-
-
-def expanded_parameter(parameter: Tensor, shape: Sequence[int]) -> Tensor:
-    """An entry for every entry that it serves; `RUN`: nobody else sees their gradients."""
-    values = parameter.expand(shape)
-    node: Any = values.grad_fn
-    node.metadata[RUN] = None
-    return values
+def _mark(output: Tensor, run: object) -> None:
+    node: Any = output.grad_fn
+    if node is not None:
+        node.metadata[RUN] = run
 
 
 def tapped_product(*given: Any) -> Any:
@@ -502,7 +519,7 @@ class RegionInput(NamedTuple):
     """An input of the inside."""
 
     node: fx.Node  # inside
-    outer: fx.Node
+    outer: fx.Node | int  # or the place of what was requested
     example: Any  # as Dynamo gives it to a compiler, or without data
     spec: InputSpec
 
@@ -565,6 +582,8 @@ class Split:
         self.outside, self.inside = fx.Graph(), fx.Graph()
         self.given: dict[Any, RegionInput] = {}
         self.sizes: dict[Any, int] = {}
+        self._requests: list[tuple[Any, ...]] = []
+        self._num_requested = 0
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
         self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
@@ -582,7 +601,11 @@ class Split:
                 self._take(node)
         (output,) = (node for node in nodes if node.op == "output")
         self.inside.output(map_arg(output.args[0], self.inner))
-        self.outside.output(tuple(given.outer for given in self.given.values()))
+        requested = self.outside.call_function(region_inputs, tuple(self._requests))
+        get = partial(self.outside.call_function, operator.getitem)
+        outers = [given.outer for given in self.given.values()]
+        of_tensors = [get((requested, o)) if isinstance(o, int) else o for o in outers]
+        self.outside.output(tuple(of_tensors))
 
     # -- which half ------------------------------------------------------------------------------
 
@@ -644,7 +667,15 @@ class Split:
                 )
         return self._inner[node]
 
-    def add_input(self, key: Any, outer: fx.Node, fake: Any, *, is_rows: bool = True) -> fx.Node:
+    def request(self, *request: Any, outputs: int = 1) -> range:
+        """Ask for something that is made of a parameter (`region_inputs`); the places of it."""
+        first, self._num_requested = self._num_requested, self._num_requested + outputs
+        self._requests.append(request)
+        return range(first, self._num_requested)
+
+    def add_input(
+        self, key: Any, outer: fx.Node | int, fake: Any, *, is_rows: bool = True
+    ) -> fx.Node:
         """Let a value from outside be an input of the inside."""
         if key not in self.given:
             if self.given:
@@ -653,7 +684,8 @@ class Split:
             else:
                 place = self.inside.inserting_before(next(iter(self.inside.nodes), None))
             with place:
-                node = self.inside.placeholder(outer.name)
+                name = f"requested_{outer}" if isinstance(outer, int) else outer.name
+                node = self.inside.placeholder(name)
             node.meta["example_value"] = fake
             example = self._examples.get(key, fake)
             self.given[key] = RegionInput(node, outer, example, InputSpec.of(fake, is_rows=is_rows))
@@ -663,8 +695,10 @@ class Split:
         """The value of a parameter, without its gradient."""
         if node is None:
             return None
-        if node in self.parametric:
-            outer = self.outside.call_method("detach", (self.outer(node),))
+        if ("detached", node) in self.given:
+            inner = self.given["detached", node].node
+        elif node in self.parametric:
+            (outer,) = self.request(self.outer(node))
             inner = self.add_input(("detached", node), outer, fake_of(node).detach())
         else:
             inner = self.inner(node)
@@ -700,8 +734,7 @@ class Split:
         value = fake_of(node)
         if len(value.shape) == len(like.shape) and value.numel() == like.numel():
             raise CannotTap
-        shape = self.shape(like.shape)
-        outer = self.outside.call_function(expanded_parameter, (self.outer(node), shape))
+        (outer,) = self.request(self.outer(node), self.shape(like.shape))
         with value.fake_mode, torch.no_grad():
             fake = value.detach().expand(like.shape)
         return self.add_input((node, outer), outer, fake.requires_grad_())
@@ -774,7 +807,7 @@ def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     taps = _placeholders(
         split,
         node,
-        split.outside.call_function(product_placeholders, (outer, outer_bias, *sizes, dtype)),
+        split.request(outer, outer_bias, *sizes, dtype, outputs=2),
         (output.shape, dtype),
         (fake_of(x).shape, dtype),
     )
@@ -794,7 +827,7 @@ def _tap_lookup(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     taps = _placeholders(
         split,
         node,
-        split.outside.call_function(lookup_placeholders, (split.outer(table), padding, *sizes)),
+        split.request(split.outer(table), padding, *sizes, outputs=2),
         (output.shape, output.dtype),
         (fake_of(tokens).shape, TOKENS),
     )
@@ -803,15 +836,14 @@ def _tap_lookup(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
 
 
 def _placeholders(
-    split: Split, node: fx.Node, tap: fx.Node, *like: tuple[Sequence[Any], torch.dtype]
+    split: Split, node: fx.Node, tap: Iterable[int], *like: tuple[Sequence[Any], torch.dtype]
 ) -> list[fx.Node]:
     """What a tap hands to the inside."""
     output, placed = fake_of(node), []
-    for number, (shape, dtype) in enumerate(like):
-        outer = split.outside.call_function(operator.getitem, (tap, number))
+    for place, (shape, dtype) in zip(tap, like, strict=True):
         with output.fake_mode:
             fake = torch.empty((), dtype=dtype, device=output.device).expand(shape)
-        placed.append(split.add_input((node, number), outer, fake.requires_grad_()))
+        placed.append(split.add_input((node, place), place, fake.requires_grad_()))
     return placed
 
 

@@ -10,12 +10,15 @@
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/python_anomaly_mode.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <typeindex>
 #include <unordered_map>
@@ -23,11 +26,12 @@
 #include "../utils/native.h"
 
 namespace gradvac {
-namespace {
 
 namespace ag = torch::autograd;
 namespace gen = torch::autograd::generated;
 namespace py = pybind11;
+
+namespace {
 
 // -- what distinguishes graphs ------------------------------------------------------------------------
 
@@ -111,7 +115,7 @@ const std::unordered_map<std::type_index, Read>& settings() {
   return every;
 }
 
-enum class Told { nothing, settings, never };  // by Python, of a node: has it settings, or may it be anything
+enum class Told { nothing, settings, never, marked };  // by Python, of a node: has it settings, may it be anything, or is it marked
 
 // By virtual table: asking for a type's name is slow. Only touched by whoever holds the GIL.
 ska::flat_hash_map<const void*, Read>& kinds() {
@@ -126,6 +130,105 @@ void read_leaf(const ag::Node* node, Content& to) {
   to.put(int64_t(leaf.requires_grad()) + 2 * leaf.is_contiguous() + 4 * int64_t(leaf.scalar_type()));
   to.is_known &= leaf.layout() == at::kStrided && !leaf.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   if (to.is_known) for (auto size : leaf.sizes()) to.put(size);
+}
+
+// What is noted at nodes of compiled regions of ours (`RUN` of graph.py).
+constexpr auto MARK = "gradvac";
+PyObject* notes_of(const ag::Node* node) { return static_cast<ag::PyAnomalyMetadata*>(const_cast<ag::Node*>(node)->metadata())->dict(); }
+PyObject* mark_of(const ag::Node* node) { return PyDict_GetItemString(notes_of(node), MARK); }
+
+// Whose it is, its sizes, and what its outputs are; a function in Python that is not marked may be anything.
+void read_marked(const ag::Node* node, Content& to) {
+  auto* mark = mark_of(node);
+  if (!mark) {
+    to.is_known = false;
+    return;
+  }
+  auto [made_by, sizes, places] = py::handle(mark).cast<std::tuple<py::object, std::vector<int64_t>, std::map<int64_t, int64_t>>>();
+  to.put(made_by.ptr());
+  to.put(sizes);
+  for (auto& [output, place] : places) to.put(output), to.put(place);
+}
+
+// -- parameters of compiled regions (compiled.py) -----------------------------------------------------
+
+struct ProductTap : ag::Node {  // `GradvacProduct`
+  std::string name() const override { return "gradvac::ProductTap"; }
+  ag::variable_list apply(ag::variable_list&& given) override {
+    ag::variable_list gradients(num_outputs());
+    if (!given[0].defined() || !given[1].defined()) return gradients;
+    auto gradient = given[0].flatten(0, -2), x = given[1].flatten(0, -2);
+    if (task_should_compute_output(1)) gradients[1] = gradient.t().matmul(x);
+    if (num_outputs() > 2 && task_should_compute_output(2)) gradients[2] = gradient.sum(0);
+    return gradients;
+  }
+};
+
+struct LookupTap : ag::Node {  // `GradvacLookup`
+  int64_t padding, num_rows;
+  LookupTap(int64_t padding_, int64_t num_rows_) : padding(padding_), num_rows(num_rows_) {}
+  std::string name() const override { return "gradvac::LookupTap"; }
+  ag::variable_list apply(ag::variable_list&& given) override {
+    ag::variable_list gradients(num_outputs());
+    if (given[0].defined() && given[1].defined() && task_should_compute_output(1))
+      gradients[1] = at::embedding_dense_backward(given[0], given[1].to(at::kLong), num_rows, padding, false);
+    return gradients;
+  }
+};
+
+template <class Tap, class... Values>
+auto make_tap(Values... values) {  // nodes are counted in one of two ways, by the version of torch
+  if constexpr (std::is_same_v<decltype(std::declval<Tap&>().getptr()), std::shared_ptr<ag::Node>>) return std::make_shared<Tap>(values...);
+  else return c10::make_intrusive<Tap>(values...);
+}
+
+// An output of a tap: zeros without memory.
+template <class Pointer>
+Tensor placeholder(const Pointer& node, const py::handle& shape, at::ScalarType dtype, at::Device device) {
+  static auto& zeros = *new std::map<std::tuple<at::ScalarType, at::DeviceType, at::DeviceIndex>, Tensor>;  // for ever: nothing is freed after Python's end
+  auto& zero = zeros[{dtype, device.type(), device.index()}];
+  if (!zero.defined()) zero = at::zeros({}, at::TensorOptions(dtype).device(device));
+  Tensor given;
+  {
+    at::AutoDispatchBelowADInplaceOrView plain;  // of nobody's memory
+    given = zero.expand(shape.cast<std::vector<int64_t>>());
+  }
+  if (at::GradMode::is_enabled()) ag::set_history(given, node);
+  return given;
+}
+
+// What a region is given for its parameters: `region_inputs` of compiled.py.
+Tensors region_inputs(const Tensor& anchor, const py::tuple& requests) {
+  Tensors given;
+  for (auto request : requests) {
+    auto parts = py::reinterpret_borrow<py::tuple>(request);
+    auto parameter = parts[0].cast<Tensor>();
+    switch (parts.size()) {
+      case 1: given.push_back(parameter.detach()); break;
+      case 2: {
+        given.push_back(parameter.expand(parts[1].cast<std::vector<int64_t>>()));
+        if (auto* node = given.back().grad_fn().get()) PyDict_SetItemString(notes_of(node), MARK, Py_None);
+        break;
+      }
+      case 4: {
+        auto padding = parts[1].cast<int64_t>();
+        auto node = make_tap<LookupTap>(padding, parameter.size(0));
+        node->set_next_edges(ag::collect_next_edges(anchor, parameter));
+        PyDict_SetItemString(notes_of(node.get()), MARK, py::make_tuple(py::none(), py::make_tuple(padding, parameter.size(0)), py::dict()).ptr());
+        given.push_back(placeholder(node, parts[2], parameter.scalar_type(), parameter.device()));
+        given.push_back(placeholder(node, parts[3], at::kDouble, parameter.device()));
+        break;
+      }
+      default: {
+        auto node = make_tap<ProductTap>();
+        auto dtype = parts[4].cast<at::ScalarType>();
+        auto edges = parts[1].is_none() ? ag::collect_next_edges(anchor, parameter) : ag::collect_next_edges(anchor, parameter, parts[1].cast<Tensor>());
+        node->set_next_edges(std::move(edges));
+        for (auto shape : {parts[2], parts[3]}) given.push_back(placeholder(node, shape, dtype, parameter.device()));
+      }
+    }
+  }
+  return given;
 }
 
 // The nodes behind some losses, in the order of `_walk` of graph.py.
@@ -193,6 +296,8 @@ struct Walk {
     for (size_t n = 0; n < nodes.size(); n++) {
       auto* node = nodes[n];
       if (dynamic_cast<ag::AccumulateGrad*>(node)) kinds()[kind_of(node)] = &read_leaf;
+      else if (dynamic_cast<ProductTap*>(node)) kinds()[kind_of(node)] = nullptr;
+      else if (dynamic_cast<LookupTap*>(node) || Told(told[n]) == Told::marked) kinds()[kind_of(node)] = &read_marked;  // functions in Python are all of one kind
       else if (Told(told[n]) != Told::never) {
         auto found = settings().find(typeid(*node));
         if (found != settings().end()) kinds()[kind_of(node)] = found->second;
@@ -482,7 +587,7 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
 // Python is called when more waits than may (`overflow`), when groups are complete (`done`), and for what is not plain after all (`other`).
 class Arrivals : public std::enable_shared_from_this<Arrivals> {
  public:
-  enum class Node { addmm, mm, layer_norm, rms_norm, mul, expand };
+  enum class Node { addmm, mm, layer_norm, rms_norm, mul, expand, tap, end };  // end: an expansion at which the pass ends
   using Given = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // number, place in the walk, node, edge of a factor
   using Caught = std::tuple<int64_t, Tensor, Tensors>;           // number, output gradient, what the node saved
 
@@ -499,7 +604,9 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
   std::vector<int64_t> start() {
     std::vector<int64_t> numbers;
     for (size_t n = 0; n < junctions_.size(); n++) {
-      junctions_[n].node->add_pre_hook(std::make_unique<Arrive>(shared_from_this(), n));
+      auto hook = std::make_unique<Arrive>(shared_from_this(), n);
+      auto& [_, node, kind, __] = junctions_[n];
+      kind == Node::end ? node->add_tensor_pre_hook(std::move(hook)) : node->add_pre_hook(std::move(hook));
       numbers.push_back(junctions_[n].number);
     }
     return numbers;
@@ -508,7 +615,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
   // The pass is over: no hook is left.
   void stop() {
     is_over_ = true;
-    for (auto& one : junctions_) one.node->pre_hooks().clear();  // there were no others
+    for (auto& one : junctions_) one.node->pre_hooks().clear(), one.node->tensor_pre_hooks().clear();  // there were no others
     junctions_.clear();
     caught_.clear();  // hooks that hang on the nodes know us, and so would what these nodes saved
     root_.reset();
@@ -531,7 +638,13 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
   }
 
  private:
-  struct One { int64_t number; ag::Node* node; Node kind; int64_t edge; };
+  struct One {
+    int64_t number;
+    ag::Node* node;
+    Node kind;
+    int64_t edge;
+    bool is_of_region() const { return kind == Node::tap || kind == Node::end; }
+  };
 
   struct Arrive : ag::FunctionPreHook {
     std::shared_ptr<Arrivals> arrivals;
@@ -539,8 +652,10 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     Arrive(std::shared_ptr<Arrivals> a, size_t number) : arrivals(std::move(a)), n(number) {}
     ag::variable_list operator()(const ag::variable_list& gradients) override {
       py::gil_scoped_acquire gil;  // other threads may have junctions too
-      if (!arrivals->is_over_) arrivals->arrive(One(arrivals->junctions_[n]), gradients);
-      return gradients;
+      if (arrivals->is_over_) return gradients;
+      One one(arrivals->junctions_[n]);
+      arrivals->arrive(one, gradients);
+      return one.is_of_region() ? ag::variable_list(gradients.size()) : gradients;  // which nobody else needs
     }
   };
 
@@ -587,13 +702,15 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
         return one.edge == 0 ? take(node, OF(MulBackward0, other_)) : take(node, OF(MulBackward0, self_));
       }
       case Node::expand: return dynamic_cast<gen::ExpandBackward0*>(one.node) != nullptr;
+      case Node::end: return dynamic_cast<gen::ExpandBackward0*>(one.node) && mark_of(one.node);
+      case Node::tap: return dynamic_cast<ProductTap*>(one.node) != nullptr;  // which is handed its operand
     }
     return false;
   }
 
   void arrive(const One& one, const ag::variable_list& gradients) {
     bool is_usual = gradients[0].defined() && gradients[0].numel();
-    for (size_t n = 1; n < gradients.size(); n++) is_usual &= !gradients[n].defined();
+    for (size_t n = 1; n < gradients.size(); n++) is_usual &= gradients[n].defined() == (one.kind == Node::tap);
     if (!is_usual) {
       std::vector<std::optional<Tensor>> given;
       for (auto& gradient : gradients) given.push_back(gradient.defined() ? std::optional<Tensor>(gradient) : std::nullopt);
@@ -601,13 +718,16 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     }
     Tensors saved;
     TORCH_CHECK(read(one, &saved), "a node is not as it was before the pass");
+    if (one.kind == Node::tap) saved.push_back(gradients[1].flatten(0, -2));
     auto bytes = double(gradients[0].nbytes()) + (saved.empty() ? 0. : double(saved[0].nbytes()));
     caught_.emplace_back(one.number, gradients[0], std::move(saved));
     operands_ += bytes;
     freed_ += freed_share_ * bytes;
     if (operands_ > room_ + std::max(0., slack_ + freed_)) call(overflow_);
     auto complete = count(one.number);
-    if (!complete.empty()) one.node->add_post_hook(std::make_unique<Complete>(shared_from_this(), std::move(complete)));
+    if (complete.empty()) return;
+    if (one.kind == Node::end) call(done_, complete);
+    else one.node->add_post_hook(std::make_unique<Complete>(shared_from_this(), std::move(complete)));
   }
 
   Tensor root_;  // keeps the nodes
@@ -624,6 +744,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
 
 void add_executor(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
+  m.def("region_inputs", &region_inputs);
   py::class_<Content, std::shared_ptr<Content>>(m, "Content")
       .def("__hash__", [](const Content& one) { return one.print; })
       .def("__eq__", [](const Content& one, const Content& other) { return one == other; });

@@ -30,6 +30,7 @@ from gradvac.engine.graph import (
     LEAF,
     Graph,
     count_hooks,
+    is_marked,
     is_of_torch,
     settings,
     without_memory,
@@ -38,6 +39,7 @@ from gradvac.engine.junctions import Junction
 from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
+from gradvac.engine.passes import arrive_at_tap, stands_for_model_alone
 from gradvac.engine.plain_junctions import Arrived, PlainJunctions
 from gradvac.engine.plan import Plan
 from gradvac.engine.task_gradients import TaskGradients, Weigh, add_to_grad, has_hooks
@@ -102,6 +104,7 @@ class KnownGraphs:
         execution: How C++ executes a whole step; None: it does not.
         catchable: The junctions that C++ may catch on the way (number, place in a walk, operation,
             edge of a factor).
+        regions: Compiled ones; as long as they are kept, no other has the same address.
         caught: Those that it does, by number of tasks, and whether their rows are in order.
     """
 
@@ -109,6 +112,7 @@ class KnownGraphs:
     graph: Graph
     execution: Execution | None
     catchable: list[tuple[int, int, int, int]]
+    regions: list[object]
     caught: "dict[tuple[int, bool], _Catch]" = field(default_factory=dict)
 
 
@@ -179,15 +183,17 @@ class Executor:
         else:
             told = [0] * len(graph.nodes)
             for where, node in zip(graph.signature.order, graph.nodes, strict=True):
-                told[where] = int(bool(settings(node))) if is_of_torch(node) else 2
+                unknown = 3 if is_marked(node) else 2
+                told[where] = int(bool(settings(node))) if is_of_torch(node) else unknown
             walk.learn(told)
 
     def learn(self, walk: Any, graph: Graph, plan: Plan) -> None:
         """A step went well in Python: others like it need not be planned."""
         if not walk.is_known or not plan.is_settled or plan.partition.outside:
             return
-        caught = _catchable(graph, plan)
-        known = KnownGraphs(plan, graph.template(), self._execution(graph, plan), caught)
+        caught, execution = _catchable(graph, plan), self._execution(graph, plan)
+        regions = [graph.run(position).region for position in graph.signature.compiled]
+        known = KnownGraphs(plan, graph.template(), execution, caught, regions)
         self._known[walk.content] = known
         if len(self._known) > _MOST_KEPT:
             del self._known[next(iter(self._known))]
@@ -336,7 +342,12 @@ class CaughtJunctions:
 
     def _other(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         self._count()
-        self._arrive(number, gradients)
+        graph, junction = self._builder.graph, self._builder.plan.partition.junctions[number]
+        arrive = partial(self._arrive, number)
+        if graph.is_tap(junction.position):
+            arrive_at_tap(graph, junction.position, arrive, gradients)
+        else:
+            arrive(gradients)
         self._allow()
 
 
@@ -413,16 +424,21 @@ class _Junctions:
 
 
 _CATCHABLE = {name: number for number, name in enumerate(_PLAIN_KINDS)}
+_TAP, _END = len(_CATCHABLE), len(_CATCHABLE) + 1
 
 
 def _catchable(graph: Graph, plan: Plan) -> list[tuple[int, int, int, int]]:
-    """Plain junctions on the way, of which nothing but a gradient is to come."""
+    """Plain junctions of which nothing but a gradient is to come."""
     found = []
     for number, one in plan.plain(graph).by_number.items():
-        name = graph.names[one.position]
-        if name in _CATCHABLE and not plan.partition.junctions[number].ends:
-            place = graph.signature.order[one.position]
-            found.append((number, place, _CATCHABLE[name], one.kind.weight))
+        junction, place = plan.partition.junctions[number], graph.signature.order[one.position]
+        kind = _CATCHABLE.get(graph.names[one.position])
+        if graph.is_tap(one.position) and stands_for_model_alone(graph, junction):
+            kind = _TAP
+        elif junction.ends:
+            kind = _END if plan.partition.has_taps else None
+        if kind is not None:
+            found.append((number, place, kind, one.kind.weight))
     return found
 
 

@@ -22,7 +22,7 @@ from gradvac.engine.contributions import (
     Lookup,
     OuterProduct,
 )
-from gradvac.engine.graph import Graph, aside, call_node, saved
+from gradvac.engine.graph import RUN, Graph, aside, call_node, saved
 from gradvac.engine.junctions import ParameterPath
 from gradvac.engine.kernels import Owned, Segments, wide
 
@@ -235,7 +235,8 @@ def tapped_table(at: NodeInput) -> Contribution | None:
     segments = at.owned.flat()
     if segments is None or at.operand is None:
         return None
-    return _lookup(at, segments, at.operand.long(), at.node.padding)
+    _, (padding, _), _ = at.node.metadata[RUN]
+    return _lookup(at, segments, at.operand.long(), padding)
 
 
 # -- entry by entry --------------------------------------------------------------------------

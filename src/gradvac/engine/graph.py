@@ -244,12 +244,16 @@ def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
 
 LEAF = "torch::autograd::AccumulateGrad"
 COMPILED = "CompiledFunctionBackward"
-RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
+RUN = "gradvac"  # the name under which nodes of our compiled regions keep whose run they are
 
 # Taps stand for the parameters of such regions (`compiled`). Behind each is one leaf: a
 # backward without parameter gradients runs to it.
 ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
+_IN_CPP = {
+    "gradvac::ProductTap": "GradvacProductBackward",
+    "gradvac::LookupTap": "GradvacLookupBackward",
+}
 _OURS = __name__.partition(".")[0]
 
 
@@ -276,12 +280,19 @@ def is_of_torch(node: Any) -> bool:
 def _kind(node: Any) -> _Kind:
     kind = type(node)
     name = node.name()
+    if name in _IN_CPP:
+        return _IN_CPP[name], ()
     if name in TAPS and kind._forward_cls.__module__.partition(".")[0] != _OURS:
         name += " of the model"  # somebody else's function of the same name
     names = (name, settings_of(node))
     if is_of_torch(node) or names[0] in TAPS:  # Python functions of others come and go
         _KINDS[kind] = names
     return names
+
+
+def is_marked(node: Any) -> bool:
+    """Whether a function in Python says which of our compiled regions it is a part of."""
+    return is_python_function(node) and RUN in node.metadata
 
 
 def settings(node: Any) -> list[object]:

@@ -233,7 +233,7 @@ def permutation(graph: Graph, position: int) -> tuple[int, ...] | None:
 def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
     """Whether a node of parameters may have taken rows in: as a hidden operand, or by shape."""
     name, children = graph.names[position], graph.children(position)
-    if is_python_function(graph.nodes[position]):
+    if is_python_function(graph.nodes[position]) or graph.is_tap(position):
         return True
     hidden = any(child < 0 for child, _ in children)
     if name in _PRODUCTS:

@@ -60,6 +60,8 @@ def run_pass(
     try:
         for number, junction in enumerate(partition.junctions):
             if number in caught:
+                if junction.ends:  # or it would not be reached
+                    inputs.append(GradientEdge(graph.nodes[junction.position], 0))
                 continue
             node = graph.nodes[junction.position]
             if number in captured:
@@ -77,8 +79,9 @@ def run_pass(
                     ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
             elif graph.is_tap(junction.position):
-                at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
-                handles.append(node.register_prehook(at_tap))
+                handles.append(
+                    node.register_prehook(_tap_hook(graph, junction, partial(arrive, number)))
+                )
             elif number in after_run:
                 after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
                 handles.append(node.register_hook(after))
@@ -116,22 +119,35 @@ def copies(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     return tuple(None if gradient is None else gradient.clone() for gradient in gradients)
 
 
-def _arrive_at_tap(
+def arrive_at_tap(
     graph: Graph,
-    junction: Junction,
+    position: int,
     arrive: Callable[[Sequence[Tensor | None]], None],
     gradients: Sequence[Tensor | None],
-) -> tuple[None, None] | None:
-    """Show a junction the gradient of its output, and keep it from computing anything itself.
-
-    Unless it also stands for a leaf that is not the model's.
-    """
-    position = junction.position
+) -> None:
+    """Show a junction the gradient of its output; the graph has its operand meanwhile."""
     output, graph.operands[position] = gradients
     arrive((output,))
     del graph.operands[position]
-    num_needed = sum(child >= 0 for child, _ in graph.children(position)) - 1  # but for the anchor
-    return (None, None) if num_needed == len(junction.edges) else None
+
+
+def stands_for_model_alone(graph: Graph, junction: Junction) -> bool:
+    """Whether a tap has nothing to compute itself: no leaf that is not the model's is behind it."""
+    num_needed = sum(child >= 0 for child, _ in graph.children(junction.position))
+    return num_needed - 1 == len(junction.edges)  # but for the anchor
+
+
+def _tap_hook(
+    graph: Graph, junction: Junction, arrive: Callable[[Sequence[Tensor | None]], None]
+) -> Callable[[Sequence[Tensor | None]], tuple[None, None] | None]:
+    """Shows a tap what it gets, and keeps it from computing anything itself."""
+    is_done = stands_for_model_alone(graph, junction)
+
+    def hook(gradients: Sequence[Tensor | None]) -> tuple[None, None] | None:
+        arrive_at_tap(graph, junction.position, arrive, gradients)
+        return (None, None) if is_done else None
+
+    return hook
 
 
 class _EndHook:
