@@ -126,6 +126,51 @@ def test_usual_models_are_executed(way: str, name: str, ran: Counter[str]) -> No
     assert ran[way]
 
 
+def parts_of_parameters() -> nn.Module:
+    """What is made of parameters, and junctions at which a pass ends, beside what C++ knows."""
+
+    def run(m: Any, x: Tensor, image: Tensor) -> Tensor:
+        positions = m.positions(torch.arange(S)[None])
+        bias = m.bias[torch.arange(S)[:, None] - torch.arange(S)].permute(2, 0, 1)[None]
+        hidden = torch.cat([m.prompt.expand(B, 1, D), m.a(x)[:, 1:]], 1) + positions
+        scores = (hidden @ hidden.mT)[:, None] + bias
+        mixed = torch.softmax(scores + 0.1 * bias, -1).sum(1) @ hidden
+        mixed = m.norm(mixed) * (1.0 + m.scale) + (m.scale * m.positions.weight[0])
+        seen = m.patches(image).flatten(2).mT.mean(1, keepdim=True)
+        joined = torch.cat([m.scale[:3], m.prompt[0, 0, 3:]])
+        result: Tensor = m.b(mixed + seen) * joined + positions
+        return result
+
+    return layers(
+        run,
+        a=nn.Linear(D, D),
+        b=nn.Linear(D, D),
+        norm=nn.RMSNorm(D),
+        scale=nn.Parameter(torch.randn(D)),
+        prompt=nn.Parameter(torch.randn(1, 1, D)),
+        bias=nn.Parameter(torch.randn(2 * S, 3)),
+        positions=nn.Embedding(S, D),
+        patches=nn.Conv2d(2, D, 2, stride=2),
+    )
+
+
+def test_what_python_builds_beside(way: str, ran: Counter[str]) -> None:
+    inputs = torch.randn(B, S, D).double(), torch.randn(B, 2, 4, 4).double()
+    twins = Twins(Case(parts_of_parameters().double(), output, inputs), lambda: GradVac(beta=0.3))
+    for tasks in (*STEPS, *STEPS):
+        twins.step(tasks)
+    assert ran[way] >= 6
+    assert set(+ran) == {way}
+
+
+@pytest.mark.parametrize("name", ["t5", "transformer", "broadcast_positions", "several_outputs"])
+def test_models_with_parts_that_python_builds_are_executed(name: str, ran: Counter[str]) -> None:
+    twins = Twins(made(name), lambda: GradVac(beta=0.3))
+    for tasks in STEPS:
+        twins.step(tasks)
+    assert ran["whole"] >= 2
+
+
 @pytest.mark.parametrize("options", [{"stream_bytes": 1}, {"table_bytes": 1}], ids=str)
 def test_a_user_who_wants_less_memory(options: dict[str, Any], ran: Counter[str]) -> None:
     twins = Twins(small_case(), GradVac, **options)
@@ -190,9 +235,9 @@ def test_settings_tell_graphs_apart(way: str, ran: Counter[str]) -> None:
 def test_rows_that_an_index_moves(way: str, run: test_moved_rows.Run, ran: Counter[str]) -> None:
     """In order at first: a graph that looks the same may move them in another way."""
     test_moved_rows.test_equals_per_task(run)
-    test_moved_rows.test_an_index_that_serves_all_entries()
     assert not ran["whole"]
-    assert ran["caught"] or way == "whole"
+    test_moved_rows.test_an_index_that_serves_all_entries()
+    assert ran[way] or way == "whole"
 
 
 def test_hooks_that_begin_later(way: str, ran: Counter[str]) -> None:
@@ -565,7 +610,7 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     parameters = [first.weight, first.bias]
 
     def run(junction: tuple[Any, ...], walk: Any, tasks: Tensor = index, num: int = 3) -> Any:
-        plan = kernels.Plan([junction], parameters, [0, 0], 1)
+        plan = kernels.Plan([junction], parameters, [0, 0], 1, [])
         assert plan.run([first.weight, other[1].bias], walk, [tasks], num) is None
         assert plan.run(parameters[:1], walk, [tasks], num) is None
         return plan.run(parameters, walk, [tasks], num)
@@ -584,8 +629,13 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     assert run(given, walks[0], index, 2) is None  # a task outside
     assert run(given, walks[0], index[:4]) is None
     assert run(given, walks[0], index.int()) is None
+    for beside in (99, -1):
+        plan = kernels.Plan([given], parameters, [0, 0], 1, [beside])
+        assert plan.run(parameters, walks[0], [index], 3) is None
     step = run(given, walks[0])
-    assert step.grams.shape == (1, 3, 3)
+    assert step.grams().shape == (1, 3, 3)
+    with pytest.raises(ValueError, match="built"):
+        step.add(1, torch.ones(3, 4))
     with pytest.raises(ValueError, match="weights"):
         step.apply(torch.ones(2, 3), [])
     assert step.apply(torch.ones(1, 3, dtype=torch.float64), []) == []

@@ -57,6 +57,9 @@ OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "Transpose": lambda a: a.view(3, 2, 2).transpose(-1, 0),
     "T": lambda a: a.t(),
     "Clone": lambda a: a.clone(),
+    "Slice": lambda a: torch.ops.aten.slice(a, -1, -3, -1, 2),
+    "Cat": lambda a: torch.cat([a, a, a], -1),
+    "Mm": lambda a: a @ a.t(),
     "Add": lambda a: torch.ops.aten.add.Scalar(a, 1.0),  # a kind of its own without a factor
 }
 OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -68,6 +71,7 @@ OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sub": lambda a, b: torch.sub(a, b, alpha=3),
     "Where": lambda a, b: torch.where(torch.eye(3, 4).bool(), a, b),
     "Add": lambda a, b: torch.add(a, b, alpha=3),
+    "Addmm": lambda a, b: torch.addmm(b.flatten()[-1:], a, a.t()),
 }
 
 

@@ -124,7 +124,7 @@ class GradientBuilder:
         arrived = self._as_plain(number, gradients, captured)
         if arrived is None:
             self._build(number, gradients)
-            self._pass_on(number)
+            self.pass_on(number)
             return
         num_bytes, budget = arrived.nbytes, self._budget
         budget.freed += self.freed_share * num_bytes
@@ -225,9 +225,15 @@ class GradientBuilder:
                 shape = (len(gradients), *self.graph.shape(*path[:2]))
                 self._wait_below(path, gradients.view(shape), segments)
         for number in numbers:
-            self._pass_on(number)
+            self.pass_on(number)
 
-    def _pass_on(self, number: int) -> None:
+    def build_below(self, made: Mapping[ParameterPath, Tensor]) -> None:
+        """Take task gradients `[T, P]` of what is made of parameters, which C++ has built."""
+        for path, by_task in made.items():
+            shape = (len(by_task), *self.graph.shape(*path[:2]))
+            self._wait_below(path, by_task.view(shape), self._row_per_task())
+
+    def pass_on(self, number: int) -> None:
         """Push through what is below a junction, where all has arrived."""
         for position in self.plan.partition.junctions[number].through:
             self._num_left[position] -= 1

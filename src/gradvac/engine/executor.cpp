@@ -331,12 +331,13 @@ using GivenJunction = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64
 struct Plan {
   std::vector<Junction> junctions;
   std::vector<const void*> parameters;  // which; whoever has them may still swap them for others
-  std::vector<int64_t> components;      // theirs
+  std::vector<int64_t> components;      // theirs; -1: what Python made of parameters
   int64_t num_components;
+  std::vector<int64_t> others;  // places of junctions that Python builds
   at::ScalarType dtype;
 
-  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_)
-      : components(std::move(components_)), num_components(num_components_), dtype(every.at(0).scalar_type()) {
+  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_, std::vector<int64_t> others_)
+      : components(std::move(components_)), num_components(num_components_), others(std::move(others_)), dtype(every.at(0).scalar_type()) {
     for (auto& one : every) parameters.push_back(one.unsafeGetTensorImpl());
     for (auto& [kind, node, weight, shift, is_transposed, edge, below, rows] : given) junctions.push_back({Kind(kind), node, weight, shift, is_transposed, edge, below, rows});
   }
@@ -436,14 +437,16 @@ struct Block {
 struct Step {
   std::shared_ptr<Plan> plan;
   Tensors parameters;
-  std::vector<Block> blocks;  // by parameter; undefined where no gradient came
-  Tensor grams;               // [K, T, T]
+  int64_t T;
+  std::vector<Block> blocks;                   // by parameter; undefined where no gradient came
+  std::vector<std::optional<Tensor>> others;  // output gradients of junctions that Python builds
 
   struct Found { const Rows* rows; Tensor values; std::vector<int64_t> tokens; };
 
   Step(std::shared_ptr<Plan> given, const Tensors& every, const std::vector<Rows>& rows, std::vector<Operands>& operands, std::vector<Tensor>& gradients, int64_t T)
-      : plan(std::move(given)), parameters(every), blocks(every.size()) {
+      : plan(std::move(given)), parameters(every), T(T), blocks(every.size()) {
     at::AutoDispatchBelowADInplaceOrView plain;  // nothing here is differentiated
+    for (auto n = operands.size(); n < gradients.size(); n++) others.push_back(gradients[n].defined() ? std::optional<Tensor>(gradients[n]) : std::nullopt);
     auto options = at::TensorOptions(plan->dtype);
     Rows by_task(at::arange(T), T);
     std::vector<std::vector<Found>> lookups(blocks.size());
@@ -486,7 +489,29 @@ struct Step {
     }
     for (size_t p = 0; p < blocks.size(); p++)
       if (!lookups[p].empty()) look_up(blocks[p], lookups[p], parameters[p], T);
-    take_grams(T);
+  }
+
+  // Task gradients of what Python made of parameters, [T, P] each.
+  std::vector<std::optional<Tensor>> made() const {
+    std::vector<std::optional<Tensor>> every;
+    for (size_t p = 0; p < blocks.size(); p++)
+      if (plan->components[p] < 0) every.push_back(blocks[p].gradients.defined() ? std::optional<Tensor>(blocks[p].gradients) : std::nullopt);
+    return every;
+  }
+
+  // Adds task gradients [T, P] that Python has built.
+  void add(int64_t p, const Tensor& built) {
+    at::AutoDispatchBelowADInplaceOrView plain;
+    auto& block = blocks.at(p);
+    TORCH_CHECK_VALUE(built.dim() == 2 && built.size(0) == T && built.size(1) == parameters[p].numel(), "built: must be [T, P]");
+    auto more = built.to(plan->dtype).contiguous();
+    if (block.is_of_rows) {
+      auto D = parameters[p].size(1);
+      more = more.view({T, -1, D}).index_add(1, at::tensor(block.tokens, at::kLong), block.gradients.view({T, -1, D})).view({T, -1});
+    } else if (block.gradients.defined()) {
+      more = more + block.gradients;
+    }
+    block = {more};
   }
 
   static void look_up(Block& block, std::vector<Found>& every, const Tensor& table, int64_t T) {
@@ -507,12 +532,16 @@ struct Step {
     for (auto& one : every) add_lookups(*one.rows, block.gradients.view({T, V, D}), one.values, one.tokens.data());
   }
 
-  void take_grams(int64_t T) {
-    grams = at::zeros({plan->num_components, T, T}, at::kDouble);
+  bool is_weighed(size_t p) const { return blocks[p].gradients.defined() && plan->components[p] >= 0; }
+
+  Tensor grams() const {  // [K, T, T]
+    at::AutoDispatchBelowADInplaceOrView plain;
+    auto grams = at::zeros({plan->num_components, T, T}, at::kDouble);
     auto* to = grams.mutable_data_ptr<double>();
     for (size_t p = 0; p < blocks.size(); p++)
-      if (blocks[p].gradients.defined()) add_gram(blocks[p].gradients, to + plan->components[p] * T * T);
+      if (is_weighed(p)) add_gram(blocks[p].gradients, to + plan->components[p] * T * T);
     for (int64_t k = 0; k < plan->num_components; k++) mirror(to + k * T * T, T);
+    return grams;
   }
 
   static void add_rows(const Block& block, const double* weights, const Tensor& table) {
@@ -530,13 +559,12 @@ struct Step {
   std::vector<std::pair<int64_t, Tensor>> apply(const Tensor& given, const std::vector<int64_t>& hooked) {
     at::AutoDispatchBelowADInplaceOrView plain;
     auto weights = given.to(at::kDouble).contiguous();
-    auto T = grams.size(1);
     TORCH_CHECK_VALUE(weights.dim() == 2 && weights.size(0) == plan->num_components && weights.size(1) == T, "weights: must be [K, T]");
     std::vector<std::pair<int64_t, Tensor>> left;
     auto* all_weights = weights.const_data_ptr<double>();
     for (size_t p = 0; p < blocks.size(); p++) {
       auto& block = blocks[p];
-      if (!block.gradients.defined()) continue;
+      if (!is_weighed(p)) continue;
       auto& leaf = parameters[p];
       auto& grad = leaf.mutable_grad();
       bool is_free = !std::count(hooked.begin(), hooked.end(), int64_t(p));
@@ -571,6 +599,10 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
   for (size_t n = 0; n < operands.size(); n++) {
     if (!capture(plan->junctions[n], operands[n])) return nullptr;
     edges.emplace_back(walk.nodes[plan->junctions[n].node]->getptr(), 0);
+  }
+  for (auto place : plan->others) {
+    if (place < 0 || place >= int64_t(walk.nodes.size()) || walk.nodes[place]->num_inputs() != 1) return nullptr;
+    edges.emplace_back(walk.nodes[place]->getptr(), 0);
   }
   Tensors gradients;
   {
@@ -765,9 +797,14 @@ void add_executor(py::module_& m) {
       .def("allow", &Arrivals::allow)
       .def("count", &Arrivals::count);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
-      .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t>())
+      .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t, std::vector<int64_t>>())
       .def("run", &run, NoGil());
-  py::class_<Step, std::shared_ptr<Step>>(m, "Step").def_readonly("grams", &Step::grams).def("apply", &Step::apply, NoGil());
+  py::class_<Step, std::shared_ptr<Step>>(m, "Step")
+      .def_readonly("others", &Step::others)
+      .def("made", &Step::made)
+      .def("add", &Step::add)
+      .def("grams", &Step::grams, NoGil())
+      .def("apply", &Step::apply, NoGil());
 }
 
 }  // namespace gradvac

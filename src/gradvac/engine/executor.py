@@ -4,7 +4,9 @@ Python finds, verifies and plans (`planner.py`), and takes the first step of a p
 What distinguishes its graph, sizes included, is kept as numbers. A later graph with the same
 numbers needs no planning, and Python meets only those of its nodes that it needs.
 
-`Execution`: small steps on a CPU, from the losses to `.grad`, with one question for weights.
+`Execution`: small steps on a CPU, from the losses to `.grad`, with one question for weights. What
+C++ does not know of them is built in Python after the pass: what is below sums for nodes that are
+made of parameters alone, and junctions at which the pass ends.
 `CaughtJunctions`: steps that build on the way; C++ collects what plain junctions are built from.
 
 Whatever is unusual (hooks, declared rows, functions in Python, a step that verifies) goes Python's
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.builder import GradientBuilder
+from gradvac.engine.contributions import Contribution
 from gradvac.engine.declared_rows import DeclaredRows
 from gradvac.engine.graph import (
     LEAF,
@@ -35,14 +38,20 @@ from gradvac.engine.graph import (
     settings,
     without_memory,
 )
-from gradvac.engine.junctions import Junction
+from gradvac.engine.junctions import Junction, ParameterPath
 from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.passes import arrive_at_tap, stands_for_model_alone
-from gradvac.engine.plain_junctions import Arrived, PlainJunctions
+from gradvac.engine.plain_junctions import Arrived, PlainJunctions, Target, target_of
 from gradvac.engine.plan import Plan
-from gradvac.engine.task_gradients import TaskGradients, Weigh, add_to_grad, has_hooks
+from gradvac.engine.task_gradients import (
+    ParameterGradients,
+    TaskGradients,
+    Weigh,
+    add_to_grad,
+    has_hooks,
+)
 from gradvac.utils.native import native
 
 _MOST_KEPT = 64  # graphs, of up to a megabyte
@@ -71,7 +80,11 @@ class Execution:
 
     Attributes:
         compiled: Their plan in C++.
-        parameters: That it reaches.
+        parameters: That it reaches, and stand-ins of the size of what is made of parameters.
+        numbers: Of the parameters among them, by `id`.
+        paths: To what is made of parameters, in their order.
+        above: Junctions above nodes that are made of parameters alone.
+        others: Junctions that Python builds.
         layouts: Where rows lie in outputs (shape, layout) of junctions, beside the usual place.
         budget: Of what may wait, which is all.
         operand_bytes: Of all junctions.
@@ -80,7 +93,11 @@ class Execution:
     """
 
     compiled: Any
-    parameters: list[nn.Parameter]
+    parameters: list[Tensor]
+    numbers: dict[int, int]
+    paths: list[ParameterPath]
+    above: list[int]
+    others: list[int]
     layouts: list[tuple[tuple[int, ...], Layout]]
     budget: WaitingBudget
     operand_bytes: int
@@ -153,7 +170,14 @@ class Executor:
         self._known[walk.content] = known  # the latest used last
         return known
 
-    def execute(self, walk: Any, execution: Execution, rows: Segments, weigh: Weigh) -> bool:
+    def execute(
+        self,
+        walk: Any,
+        execution: Execution,
+        rows: Segments,
+        weigh: Weigh,
+        builder: Callable[[], GradientBuilder],
+    ) -> bool:
         """Run a step; False if this cannot be done here: nothing was changed."""
         if not execution.may_run(rows.num_tasks, self._gradients) or rows.tasks.is_cuda:
             return False
@@ -163,8 +187,10 @@ class Executor:
         step = execution.compiled.run(parameters, walk, indices, rows.num_tasks)
         if step is None:
             return False
-        hooked = [number for number, parameter in enumerate(parameters) if has_hooks(parameter)]
-        left = step.apply(weigh(self._components, step.grams), hooked)
+        if execution.paths or execution.others:
+            _build_rest(step, execution, builder())
+        hooked = [number for number, one in enumerate(parameters) if has_hooks(one)]
+        left = step.apply(weigh(self._components, step.grams()), hooked)
         if left:
             add_to_grad([parameters[p] for p, _ in left], [update for _, update in left])
         return True
@@ -204,19 +230,28 @@ class Executor:
         if plan.moves or self._gradients.metric is not None or not is_on_host:
             return None
         made = _Junctions(graph, plan, plain)
-        if not all(map(made.add, range(len(junctions)))):
+        if not all(map(made.add, range(len(junctions)))) or not made.junctions:
             return None
-        parameters = list(made.parameters)
+        parameters = [target for target in made.targets if isinstance(target, nn.Parameter)]
         are_frozen = not all(parameter.requires_grad for parameter in parameters)
         if are_frozen or {parameter.dtype for parameter in parameters} not in _DTYPES:
             return None
-        components = [self._component_of[parameter] for parameter in parameters]
-        given = (made.junctions, parameters, components, len(self._components))
+        components = [
+            self._component_of[target] if isinstance(target, nn.Parameter) else -1
+            for target in made.targets
+        ]
+        every = [_stand_in(graph, target) for target in made.targets]
+        places = [graph.signature.order[junctions[number].position] for number in made.others]
+        given = (made.junctions, every, components, len(self._components), places)
         operands = plain.operand_bytes(graph)
         stream_bytes = self._gradients.stream_bytes
         return Execution(
             self._kernels.Plan(*given),
-            parameters,
+            every,
+            {id(parameter): made.targets[parameter] for parameter in parameters},
+            [target for target in made.targets if not isinstance(target, nn.Parameter)],
+            made.above,
+            made.others,
             list(made.layouts),
             WaitingBudget.of_step(operands, plain.parameter_bytes, stream_bytes),
             operands,
@@ -229,6 +264,46 @@ def executor(component_of: Mapping[nn.Parameter, int], gradients: TaskGradients)
     """An executor, where C++ is built."""
     kernels = native()
     return None if kernels is None else Executor(kernels, component_of, gradients)
+
+
+def _build_rest(step: Any, execution: Execution, builder: GradientBuilder) -> None:
+    """Let Python build what C++ does not know."""
+    rest = _Rest()
+    builder.begin(rest, WaitingBudget(1 << 62), frees=False)
+    with torch.no_grad():
+        for number, gradient in zip(execution.others, step.others, strict=True):
+            builder.build(number, (gradient,))
+        builder.build_waiting()
+        made = zip(execution.paths, step.made(), strict=True)
+        builder.build_below({path: by_task for path, by_task in made if by_task is not None})
+        for number in execution.above:
+            builder.pass_on(number)
+        for identity, gradients in rest.gradients.items():
+            step.add(execution.numbers[identity], gradients.stack(dense=True))
+
+
+class _Rest:
+    """Takes what Python builds of a step in C++."""
+
+    table_bytes = head_bytes = 1 << 62
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, ParameterGradients] = {}  # by `id`
+
+    def _of(self, parameter: nn.Parameter) -> ParameterGradients:
+        known = self.gradients.get(id(parameter))
+        if known is None:
+            known = self.gradients[id(parameter)] = ParameterGradients(parameter, 0, 1 << 62)
+        return known
+
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        """What a junction contributes to a parameter."""
+        self._of(parameter).add(contribution)
+
+    def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+        """All task gradients of a use of some parameters, `[n, T, P]`."""
+        for number, parameter in enumerate(parameters):
+            self._of(parameter).add_stack(block, number)
 
 
 class _Catch(NamedTuple):
@@ -358,20 +433,29 @@ class _Junctions:
         self._graph, self._plan, self._plain = graph, plan, plain
         (self._num_rows,) = graph.shape(graph.root_positions[0])
         self.junctions: list[tuple[int, int, int, int, bool, int, int, int]] = []
-        self.parameters: dict[nn.Parameter, int] = {}
+        self.targets: dict[Target, int] = {}
+        self.above: list[int] = []
+        self.others: list[int] = []
         self.layouts: dict[tuple[tuple[int, ...], Layout], int] = {}
 
     def add(self, number: int) -> bool:
-        """Add a junction; False if C++ does not know it."""
+        """Add a junction; False if neither C++ nor, after the pass, Python can build it."""
         junction, how = self._plan.partition.junctions[number], self._plan.owners[number, 0]
         if not isinstance(how, Layout) or how.moved_by is not None:
             return False
         shape = self._graph.shape(junction.position)
         rows = self._rows(shape, how)
         found = None if rows is None else self._read(number, junction, rows)
-        if found is None:
+        if found is not None:
+            self.junctions.append(found)
+            if junction.through:
+                self.above.append(number)
+        elif junction.ends and self._graph.num_outputs(junction.position) == 1:
+            self.others.append(number)
+        else:
             return False
-        self.junctions.append(found)
+        for parameter in junction.parameters:
+            self._number(parameter)
         dtype = self._graph.described(junction.position)[0].dtype
         return all(p.dtype == dtype and p.is_contiguous() for p in junction.parameters)
 
@@ -390,8 +474,6 @@ class _Junctions:
         name, shape = graph.names[position], graph.shape(junction.position)
         where, plain = graph.signature.order, self._plain.by_number.get(number)
         if plain is not None and name in _PLAIN_KINDS and plain.fits(graph) and len(shape) > 1:
-            if not isinstance(plain.weight, Tensor) or isinstance(plain.shift, tuple):
-                return None
             weight = self._number(plain.weight)
             shift = -1 if plain.shift is None else self._number(plain.shift)
             kind, edge = _PLAIN_KINDS[name], plain.kind.weight
@@ -406,21 +488,26 @@ class _Junctions:
             return None
         inner = graph.shape(below, output)
         is_for_rows = rows == 0 and shape[0] == self._num_rows and _trimmed(inner) == shape[1:]
-        if graph.names[below] == LEAF:
-            is_vector = inner[-1:] == shape[-1:] == (math.prod(inner),)
-            if not (is_for_rows or is_vector):
-                return None
-            weight = self._number(graph.nodes[below].variable)
-            return (_Kind.SUM, where[position], weight, -1, False, edge, -1, rows)
         is_table = graph.names[below] == "EmbeddingBackward0" and junction.through == (below,)
         table = graph.children(below)[0][0] if is_table else -1
-        if not is_for_rows or table < 0 or graph.names[table] != LEAF:
+        if is_for_rows and table >= 0 and graph.names[table] == LEAF:
+            weight = self._number(graph.nodes[table].variable)
+            return (_Kind.TABLE, where[position], weight, -1, False, edge, where[below], rows)
+        is_vector = inner[-1:] == shape[-1:] == (math.prod(inner),)
+        if not (is_for_rows or is_vector):
             return None
-        weight = self._number(graph.nodes[table].variable)
-        return (_Kind.TABLE, where[position], weight, -1, False, edge, where[below], rows)
+        weight = self._number(target_of(graph, junction.paths[0]))
+        return (_Kind.SUM, where[position], weight, -1, False, edge, -1, rows)
 
-    def _number(self, parameter: nn.Parameter) -> int:
-        return self.parameters.setdefault(parameter, len(self.parameters))
+    def _number(self, target: Target) -> int:
+        return self.targets.setdefault(target, len(self.targets))
+
+
+def _stand_in(graph: Graph, target: Target) -> Tensor:
+    """A parameter, or a tensor without memory of the size of what is made of parameters."""
+    if isinstance(target, nn.Parameter):
+        return target
+    return without_memory(graph.shape(*target[:2]), torch.float32, graph.roots[0].device)
 
 
 _CATCHABLE = {name: number for number, name in enumerate(_PLAIN_KINDS)}

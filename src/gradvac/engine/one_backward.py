@@ -135,8 +135,13 @@ class OneBackward:
             return False
         assert losses.index is not None
         rows = self._rows_of_losses(losses, losses.index)
+
+        def builder() -> GradientBuilder:
+            graph = known.graph.again(losses.roots, walk)
+            return GradientBuilder(graph, known.plan, losses, rows, DeclaredRows(), self._tasks)
+
         with autocast_off(losses.device):
-            has_run = self._executor.execute(walk, known.execution, rows, weigh)
+            has_run = self._executor.execute(walk, known.execution, rows, weigh, builder)
         if has_run:
             self._steps, self.plan = self._steps + 1, known.plan
         return has_run

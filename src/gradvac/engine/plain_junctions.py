@@ -200,7 +200,7 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
     if graph.is_complex(position) or is_empty:
         return None
     edges = (kind.weight, kind.shift)
-    weight, shift = (_target(graph, paths[edge]) if edge in paths else None for edge in edges)
+    weight, shift = (target_of(graph, paths[edge]) if edge in paths else None for edge in edges)
     shapes = [graph.shape(*paths[edge][:2]) if edge in paths else None for edge in edges]
     width, is_transposed = graph.shape(position)[-1], paths[kind.weight][2]
     if weight is None or shift is weight or shapes[1] not in (None, (width,)):
@@ -228,7 +228,8 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
     )
 
 
-def _target(graph: Graph, path: ParameterPath) -> Target:
+def target_of(graph: Graph, path: ParameterPath) -> Target:
+    """What a path leads to."""
     if graph.names[path[0]] != LEAF:
         return path
     parameter: nn.Parameter = graph.nodes[path[0]].variable

@@ -1,19 +1,22 @@
 """Pushing T gradients at a time through operations on parameters alone, without T calls.
 
-Task gradients are `[T, ...]`, where an operation knows `...`: what regroups or permutes entries
-does so behind the first dimension, and what works on single entries broadcasts over it.
+Task gradients are `[T, ...]`, where an operation knows `...`: what regroups, permutes, cuts or
+joins entries does so behind the first dimension, and what works on single entries, or multiplies
+matrices, broadcasts over it.
 """
 
 # T tasks
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradvac.engine.graph import Graph, aside, call_node, saved
 from gradvac.engine.junctions import permutation
-from gradvac.engine.layouts import VIEWS, kinds
+from gradvac.engine.layouts import VIEWS, kinds, saved_dims
 
 # So are their backwards; where a result shows that one is not, the node is called by task.
 ENTRYWISE = kinds(
@@ -42,6 +45,9 @@ def push_at_once(
         return {0: gradients.permute(0, *(1 + dim for dim in inverse))}
     described = graph.described(position)[0]
     gradients = gradients.to(described.dtype)
+    if kind in _BY_SHAPE:
+        shapes = [None if c < 0 else graph.shape(c, n) for c, n in graph.children(position)]
+        return _BY_SHAPE[kind](graph.nodes[position], edges, gradients, shapes)
     if kind in ("Add", "Expand"):
         factor = getattr(graph.nodes[position], "_saved_alpha", 1) if kind == "Add" else 1
         values = {edge: gradients * factor if edge and factor != 1 else gradients for edge in edges}
@@ -65,3 +71,55 @@ def push_at_once(
         # What two inputs share is added to in place.
         pushed[edge] = value.clone() if pushed else value
     return pushed
+
+
+Shapes = Sequence[tuple[int, ...] | None]
+"""Of a node's inputs; None: of one without a gradient."""
+Pushed = dict[int, Tensor] | None
+
+
+def _uncut(node: Any, _: Sequence[int], gradients: Tensor, shapes: Shapes) -> Pushed:
+    (shape,), (dim,) = shapes, saved_dims(node, "dim")
+    assert shape is not None
+    start, end = (saved_dims(node, name) for name in ("start", "end"))
+    sizes, cut = (len(gradients), *shape), (*(start or [0]), *(end or [sys.maxsize]))
+    dim = dim % len(shape) + 1
+    return {0: torch.ops.aten.slice_backward(gradients, sizes, dim, *cut, node._saved_step)}
+
+
+def _unjoined(node: Any, edges: Sequence[int], gradients: Tensor, shapes: Shapes) -> Pushed:
+    dim = saved_dims(node, "dim")[0] % (gradients.dim() - 1)
+    sizes = [shape[dim] for shape in shapes if shape is not None and len(shape) > dim]
+    if len(sizes) < len(shapes) or sum(sizes) != gradients.shape[dim + 1]:
+        return None  # one has no gradient, or nothing in it
+    parts = gradients.split(sizes, dim + 1)
+    return {edge: parts[edge] for edge in edges}
+
+
+def _of_product(node: Any, edges: Sequence[int], gradients: Tensor, shapes: Shapes) -> Pushed:
+    if gradients.is_complex():
+        return None
+    left, right, num_tasks = len(shapes) - 2, len(shapes) - 1, len(gradients)
+    names = {left: "mat1" if left else "self", right: "mat2"}
+    if left and not node._saved_alpha == node._saved_beta == 1:
+        return None
+    pushed = {}
+    for edge in edges:
+        shape = shapes[edge]
+        assert shape is not None
+        if edge == left:
+            value = gradients @ saved(node, names[right]).t()
+        elif edge == right:
+            value = saved(node, names[left]).t() @ gradients
+        else:  # a shift, which may be broadcast
+            value = gradients.sum_to_size(num_tasks, *(1,) * (2 - len(shape)), *shape)
+        pushed[edge] = value.reshape(num_tasks, *shape)
+    return pushed
+
+
+_BY_SHAPE: dict[str, Callable[[Any, Sequence[int], Tensor, Shapes], Pushed]] = {
+    "Slice": _uncut,
+    "Cat": _unjoined,
+    "Mm": _of_product,
+    "Addmm": _of_product,
+}
