@@ -555,8 +555,8 @@ struct Step {
     });
   }
 
-  // Adds the updates to `.grad`; those of parameters with hooks, or where the gradient is unusual, are returned for torch to add.
-  std::vector<std::pair<int64_t, Tensor>> apply(const Tensor& given, const std::vector<int64_t>& hooked) {
+  // Adds the updates to `.grad`; those of parameters that have or had hooks, or where the gradient is unusual, are returned for torch to add.
+  std::vector<std::pair<int64_t, Tensor>> apply(const Tensor& given) {
     at::AutoDispatchBelowADInplaceOrView plain;
     auto weights = given.to(at::kDouble).contiguous();
     TORCH_CHECK_VALUE(weights.dim() == 2 && weights.size(0) == plan->num_components && weights.size(1) == T, "weights: must be [K, T]");
@@ -567,7 +567,7 @@ struct Step {
       if (!is_weighed(p)) continue;
       auto& leaf = parameters[p];
       auto& grad = leaf.mutable_grad();
-      bool is_free = !std::count(hooked.begin(), hooked.end(), int64_t(p));
+      bool is_free = ag::impl::hooks(leaf).empty() && !ag::impl::post_acc_grad_hooks(leaf);
       bool is_added = is_free && is_plain(grad, plan->dtype) && !grad.requires_grad() && grad.sizes() == leaf.sizes() && grad.is_contiguous();
       auto options = block.gradients.options();
       auto update = is_added ? grad : block.is_of_rows ? at::zeros(leaf.sizes(), options) : at::empty(leaf.sizes(), options);

@@ -50,7 +50,6 @@ from gradvac.engine.task_gradients import (
     TaskGradients,
     Weigh,
     add_to_grad,
-    has_hooks,
 )
 from gradvac.utils.native import native
 
@@ -155,8 +154,7 @@ class Executor:
 
     def walk(self, losses: Losses) -> Any:
         """The graph of some losses; None if this is not for C++."""
-        is_leaf = losses.roots[0].grad_fn is None
-        if losses.index is None or len(losses.present) < 2 or is_leaf:
+        if losses.index is None or len(losses.present) < 2 or losses.roots[0].is_leaf:
             return None
         walk = self._kernels.Walk(losses.roots[0])
         is_hooked = walk.has_hooks or count_hooks(walk.oldest)
@@ -189,8 +187,7 @@ class Executor:
             return False
         if execution.paths or execution.others:
             _build_rest(step, execution, builder())
-        hooked = [number for number, one in enumerate(parameters) if has_hooks(one)]
-        left = step.apply(weigh(self._components, step.grams()), hooked)
+        left = step.apply(weigh(self._components, step.grams()))
         if left:
             add_to_grad([parameters[p] for p, _ in left], [update for _, update in left])
         return True
