@@ -21,6 +21,7 @@ from gradvac import AdamMetric, Aligner, GradVac, Sum
 from gradvac.engine import executor
 from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.graph import Graph, NotSeparable
+from gradvac.engine.task_gradients import TaskGradients
 
 from . import test_moved_rows
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, assert_same_gradients, attach, made
@@ -178,6 +179,29 @@ def test_a_user_who_wants_less_memory(options: dict[str, Any], ran: Counter[str]
         twins.step(tasks)
     assert not ran["whole"]
     assert ran["caught"] or "table_bytes" in options
+
+
+def test_a_large_head_is_not_built_after_micro_batches(
+    ran: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are to be kept, and so are built whatever their size."""
+    monkeypatch.setattr(WaitingBudget, "all_may_wait", lambda *_: False)
+    built: list[int] = []
+    add = TaskGradients.add_block
+    monkeypatch.setattr(
+        TaskGradients,
+        "add_block",
+        lambda s, p, block: (built.append(block[0].nbytes), add(s, p, block)),
+    )
+    parts = {"a": nn.Linear(D, D), "head": nn.Linear(D, 99)}
+    model = layers(lambda m, x: m.head(m.a(x).tanh()), **parts).double()
+    most = len(TASKS) * model.head.weight.nbytes - 1
+    aligner, x = attach(model, GradVac(), table_bytes=most), torch.randn(B, S, D).double()
+    for number in range(8):
+        built.clear()
+        aligner.backward(distance(model(x)), UNSORTED, accumulate=number < 3)
+        assert (max(built) > most) == (number < 4)
+    assert ran["caught"]
 
 
 def test_what_waits_is_built_in_parts(ran: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,11 @@ class GradientBuilder:
         """Whether the rows of each task are together."""
         return self._rows is not None and self._rows.order is None
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Above these sizes task gradients of heads, and of any matrix, may not be built."""
+        return self._sink.head_bytes, self._sink.table_bytes
+
     def _is_unbuilt(self, junction: PlainJunction, shape: tuple[int, ...]) -> bool:
         built, head = self.num_tasks * junction.weight_bytes, junction.weight
         if built <= min(self._sink.head_bytes, self._sink.table_bytes):

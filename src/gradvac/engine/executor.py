@@ -121,7 +121,8 @@ class KnownGraphs:
         catchable: The junctions that C++ may catch on the way (number, place in a walk, operation,
             edge of a factor).
         regions: Compiled ones; as long as they are kept, no other has the same address.
-        caught: Those that it does, by number of tasks, and whether their rows are in order.
+        caught: Those that it does, by number of tasks, whether their rows are in order, and what is
+            not built.
     """
 
     plan: Plan
@@ -129,7 +130,7 @@ class KnownGraphs:
     execution: Execution | None
     catchable: list[tuple[int, int, int, int]]
     regions: list[object]
-    caught: "dict[tuple[int, bool], _Catch]" = field(default_factory=dict)
+    caught: "dict[tuple[int, bool, tuple[int, int]], _Catch]" = field(default_factory=dict)
 
 
 class Executor:
@@ -361,7 +362,7 @@ class CaughtJunctions:
         arrive: Callable[[int, Sequence[Tensor | None]], None],
     ) -> None:
         self._builder, self._budget, self._done, self._arrive = builder, budget, done, arrive
-        key = (builder.num_tasks, builder.rows_in_order)
+        key = (builder.num_tasks, builder.rows_in_order, builder.limits)
         if key not in known.caught:
             known.caught[key] = _choose(known, builder)
         given, places, self._place_of = known.caught[key]
