@@ -9,11 +9,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import swap_tensors
 from torch.utils.checkpoint import checkpoint
 
 import gradvac
@@ -64,6 +66,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def layers(run: Callable[..., Tensor], **parts: Any) -> nn.Module:
     """A model of parts."""
     return Model(run, **parts)
+
+
+def _linear(names: str) -> dict[str, nn.Module]:
+    return {name: nn.Linear(D, D) for name in names}
 
 
 def small() -> nn.Module:
@@ -396,6 +402,24 @@ def test_parameters_may_be_swapped(
                 model.load_state_dict(halves)
 
 
+def test_a_parameter_swapped_for_another_of_the_model(way: str, ran: Counter[str]) -> None:
+    """Its address is the other's now: what was known is of neither of them."""
+    model = layers(lambda m, x: m.c(getattr(m, m.used)(x).tanh()), **_linear("abc")).double()
+    model.used = "a"  # type: ignore[assignment]
+    aligner, x = attach(model, Sum()), torch.randn(B, S, D).double()
+    for _ in range(5):
+        model.zero_grad()
+        aligner.backward(distance(model(x)), UNSORTED)
+    assert ran[way]
+    model.zero_grad()
+    swap_tensors(model.a.weight, model.b.weight)
+    swap_tensors(model.a.bias, model.b.bias)
+    model.used = "b"  # type: ignore[assignment]
+    with suppress(NotSeparable):  # hooks do not come with what is swapped
+        aligner.backward(distance(model(x)), UNSORTED)
+    assert model.a.weight.grad is None
+
+
 def test_the_schedule_is_kept(way: str, probes: list[int], ran: Counter[str]) -> None:
     """Steps 1, 2, 10 and 100 verify, in Python."""
     case = small_case()
@@ -593,7 +617,7 @@ def test_a_pass_that_fails_leaves_nothing(way: str, ran: Counter[str]) -> None:
         result: Tensor = m.d(saved)
         return result
 
-    model = layers(run, **{name: nn.Linear(D, D) for name in "abcd"}).double()
+    model = layers(run, **_linear("abcd")).double()
     model.spoils, model.seen = False, []  # type: ignore[assignment]
     aligner, x = attach(model, GradVac()), torch.randn(B, S, D).double()
     for step in range(9):

@@ -127,6 +127,7 @@ const void* kind_of(const ag::Node* node) { return *reinterpret_cast<void* const
 void read_leaf(const ag::Node* node, Content& to) {
   auto& leaf = static_cast<const ag::AccumulateGrad*>(node)->variable;
   to.put(leaf.unsafeGetTensorImpl());
+  to.put(py::cast(leaf).ptr());  // a parameter that was swapped for another has the memory of that one, and its address
   to.put(int64_t(leaf.requires_grad()) + 2 * leaf.is_contiguous() + 4 * int64_t(leaf.scalar_type()));
   to.is_known &= leaf.layout() == at::kStrided && !leaf.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   if (to.is_known) for (auto size : leaf.sizes()) to.put(size);
