@@ -270,6 +270,11 @@ def without_history(m: Any, x: Tensor) -> Tensor:
     return result
 
 
+def masked_by_a_scale(m: Any, x: Tensor) -> Tensor:
+    result: Tensor = m.down(m.up(x) * (m.scale > 0) + (9 * m.scale).long() * x + m.scale)
+    return result
+
+
 def differentiated(m: Any, x: Tensor) -> Tensor:
     slope = torch.func.grad(lambda z: (m.up(z).tanh() * m.scale).sum())
     result: Tensor = m.down(slope(x))
@@ -277,7 +282,11 @@ def differentiated(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "run", [shifted_by_the_batch, shifted_by_erf, written_over, without_history, differentiated]
+    "run",
+    [
+        *(shifted_by_the_batch, shifted_by_erf, written_over, without_history),
+        *(masked_by_a_scale, differentiated),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
 def test_values_a_tap_must_not_stand_for(run: Any) -> None:

@@ -729,9 +729,9 @@ class Split:
 
     def expanded(self, node: fx.Node, like: Tensor) -> fx.Node:
         """A parameter with an entry for every entry that it serves."""
-        if node not in self.parametric:
-            return self.inner(node)
         value = fake_of(node)
+        if node not in self.parametric or not _has_gradient(value):  # as a mask has none
+            return self.inner(node)
         if len(value.shape) == len(like.shape) and value.numel() == like.numel():
             raise CannotTap
         (outer,) = self.request(self.outer(node), self.shape(like.shape))
