@@ -243,6 +243,21 @@ def test_sizes_that_change(way: str, ran: Counter[str]) -> None:
     assert ran[way] >= 6
 
 
+def test_a_model_that_changes_its_dtype(way: str, ran: Counter[str]) -> None:
+    """Graphs of one structure have one plan, whatever their numbers are."""
+    case = small_case(torch.float32)
+    twins = Twins(case, Sum, tolerance=1e-3)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        twins.case = Case(case.model, case.losses, (case.inputs[0].to(dtype), case.inputs[1]))
+        for model in twins.models:
+            model.zero_grad()
+            model.to(dtype)
+        before = ran[way]
+        for tasks in STEPS:
+            twins.step(tasks)
+        assert ran[way] > before
+
+
 def test_settings_tell_graphs_apart(way: str, ran: Counter[str]) -> None:
     """Whichever way a cube is turned, it has the same sizes; but rows lie elsewhere."""
 

@@ -325,8 +325,7 @@ def _choose(known: KnownGraphs, builder: GradientBuilder) -> _Catch:
             continue
         described, size = graph.described(junction.position)[0], math.prod(shape[:-1])
         like = partial(without_memory, dtype=described.dtype, device=rows.device)
-        inner = junction.operand_bytes // described.dtype.itemsize - junction.width
-        saved = (like((size, inner)),) if inner else ()
+        saved = (like((size, junction.inner)),) if junction.inner else ()
         if not Arrived(junction, saved, like(shape), rows).is_large:
             given.append(one)
             place_of[one[0]] = places.setdefault((how, shape), len(places))

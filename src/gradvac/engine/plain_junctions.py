@@ -63,6 +63,7 @@ class PlainJunction:
         weight_bytes: Of the weight, if it is a parameter.
         shift: What is added to its output.
         width: Of its output.
+        inner: Of the operand that its node saved or is handed; 0: it has none.
         is_transposed: Task gradients of the weight are gradient^T x, not x^T gradient.
         operand_bytes: Of what it needs to be built, by entry.
         like: Equal for junctions that are alike.
@@ -78,6 +79,7 @@ class PlainJunction:
     weight_bytes: int
     shift: Target | None
     width: int
+    inner: int
     is_transposed: bool
     operand_bytes: int
     like: Hashable
@@ -221,6 +223,7 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
         weight_bytes=weight.nbytes if isinstance(weight, Tensor) else 0,
         shift=shift,
         width=width,
+        inner=inner,
         is_transposed=is_transposed,
         operand_bytes=(width + inner) * graph.described(position)[0].dtype.itemsize,
         like=(name, kind, is_transposed, *shapes, *(isinstance(e, nn.Parameter) for e in ends)),
