@@ -25,10 +25,20 @@ from gradvac.engine.budget import WaitingBudget
 from gradvac.engine.graph import Graph, NotSeparable
 from gradvac.engine.task_gradients import TaskGradients
 
-from . import test_moved_rows
-from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, assert_same_gradients, attach, made
+from . import test_moved_rows, test_taps
+from .parity import (
+    ONE_ABSENT,
+    SORTED,
+    TASKS,
+    UNSORTED,
+    Twins,
+    assert_same_alignment,
+    assert_same_gradients,
+    attach,
+    made,
+)
 from .zoo import ZOO
-from .zoo._case import B, Case, D, Model, S, distance, output
+from .zoo._case import B, Case, D, Model, S, V, distance, output
 
 USUAL = ["bert", "llama", "tied_softmax", "called_twice", "heads_of_tasks"]
 STEPS = (UNSORTED, SORTED, ONE_ABSENT, UNSORTED, SORTED)
@@ -433,6 +443,43 @@ def test_a_parameter_swapped_for_another_of_the_model(way: str, ran: Counter[str
     with suppress(NotSeparable):  # hooks do not come with what is swapped
         aligner.backward(distance(model(x)), UNSORTED)
     assert model.a.weight.grad is None
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+def test_compiled_regions(way: str, ran: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taps, and scales at which a pass ends; of one length, then of any; noted in anomaly mode."""
+    chosen: list[tuple[int, int, int, int]] = []
+    choose = executor._choose
+
+    def seen(*given: Any) -> Any:
+        catch = choose(*given)
+        chosen.extend(catch.given)
+        return catch
+
+    monkeypatch.setattr(executor, "_choose", seen)
+    model = test_taps.every_rule()
+    reference = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend=test_taps.uncompiled)
+    per_task = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = attach(compiled, GradVac(beta=0.3))
+    for step in range(15):
+        tokens, tasks = torch.randint(0, V, (B, (5, 3, 4)[step // 2 % 3])), STEPS[step % 5]
+        with torch.autograd.set_detect_anomaly(step > 11, check_nan=False):
+            for each in (model, reference):
+                each.zero_grad()
+            expected = per_task.backward(distance(reference(tokens)), tasks)
+            found = aligner.backward(distance(compiled(tokens)), tasks)
+        assert_same_gradients(model, reference, 1e-9)
+        assert_same_alignment(found, expected, 1e-9)
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            for parameter in (mine, theirs):
+                parameter.data.sub_(1e-3 * theirs.grad / (1.0 + theirs.grad.norm()))
+    assert not ran["whole"]
+    if way == "caught":
+        assert ran["caught"] >= 4 * len({number for number, *_ in chosen})
+        assert {kind for _, _, kind, _ in chosen} == {executor._TAP, executor._END}
 
 
 def test_the_schedule_is_kept(way: str, probes: list[int], ran: Counter[str]) -> None:

@@ -27,8 +27,9 @@ from torch.utils.checkpoint import checkpoint
 import gradvac
 from gradvac import Aligner, GradVac
 from gradvac.engine import compile_tapped
-from gradvac.engine.compiled import split_and_compile
-from gradvac.engine.graph import COMPILED, Graph
+from gradvac.engine import compiled as compiled_module
+from gradvac.engine.compiled import region_inputs, split_and_compile
+from gradvac.engine.graph import ANCHOR, COMPILED, RUN, TAPS, Graph
 from gradvac.engine.passes import _EndHook
 from gradvac.utils import torch_backend
 
@@ -41,6 +42,7 @@ uncompiled = partial(split_and_compile, compile_inside=aot_eager)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method"),
+    pytest.mark.filterwarnings("ignore:Anomaly Detection"),
     pytest.mark.usefixtures("_fresh_compiler"),
 ]
 
@@ -437,6 +439,101 @@ def test_a_lookup_for_all_rows(run: Any) -> None:
 def in_another_region(x: Tensor) -> Tensor:
     torch._dynamo.graph_break()
     return x
+
+
+def _product(dtype: torch.dtype, requires_grad: tuple[bool, bool | None]) -> tuple[Any, ...]:
+    weight, bias = torch.randn(5, D, requires_grad=requires_grad[0]), None
+    if requires_grad[1] is not None:
+        bias = torch.randn(5, requires_grad=requires_grad[1])
+    return weight, bias, (B, S, 5), (B, S, D), dtype
+
+
+def _lookup(padding: int, *, requires_grad: bool = True) -> tuple[Any, ...]:
+    return torch.randn(V, 5, requires_grad=requires_grad), padding, (B, S, 5), (B, S)
+
+
+TAPS_OF = {
+    "weight and bias": _product(torch.float32, (True, True)),
+    "a weight alone": _product(torch.float32, (True, None)),
+    "a bias that is frozen": _product(torch.float64, (True, False)),
+    "a weight that is frozen": _product(torch.float64, (False, True)),
+    "in half precision": _product(torch.bfloat16, (True, True)),
+    "a table": _lookup(-1),
+    "a table with padding": _lookup(2),
+    "a frozen table": _lookup(2, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("name", TAPS_OF)
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("absent", [(), (0,), (1,)], ids=str)
+def test_a_tap_is_the_same_in_cpp(
+    kernels: Any,
+    name: str,
+    is_second: bool,
+    absent: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its placeholders, the gradients it computes without an aligner, and theirs."""
+    request = TAPS_OF[name]
+    leaves = [one for one in request[:2] if isinstance(one, Tensor) and one.requires_grad]
+    values: list[list[Tensor | None]] = []
+    operand = torch.randint(0, V, (B, S)) if len(request) == 4 else torch.randn(B, S, D)
+    gradients = [torch.randn(B, S, 5), operand]
+    for module in (kernels, None):
+        monkeypatch.setattr(compiled_module, "native", lambda module=module: module)
+        with torch.no_grad():
+            assert not any(one.requires_grad for one in region_inputs(request))
+        outputs = region_inputs(request)
+        (node,) = {one.grad_fn for one in outputs}
+        assert (node.name() in TAPS) == (module is None)
+        starts = [g.to(o.dtype) for g, o in zip(gradients, outputs, strict=True)]
+        starts[0].requires_grad_(is_second)
+        given = [
+            (o, g) for n, (o, g) in enumerate(zip(outputs, starts, strict=True)) if n not in absent
+        ]
+        found = torch.autograd.grad(
+            *([o for o, _ in given], [ANCHOR, *leaves], [g for _, g in given]),
+            allow_unused=True,
+            create_graph=is_second,
+        )
+        again = [one.square().sum() for one in found if one is not None and one.requires_grad]
+        if again:
+            found = (*found, *torch.autograd.grad(again, starts[:1]))
+        assert bool(again) == (is_second and not absent and bool(leaves))
+        values.append([*outputs, *found])
+    for mine, theirs in zip(*values, strict=True):
+        if theirs is not None or mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=0.0, atol=0.0)
+
+
+def test_what_a_region_is_given_is_the_same_in_cpp(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value without its gradient, and one with an entry for every entry it serves."""
+    scale = nn.Parameter(torch.randn(D))
+    for module in (kernels, None):
+        monkeypatch.setattr(compiled_module, "native", lambda module=module: module)
+        value, every = region_inputs((scale,), (scale, (B, S, D)))
+        assert value.data_ptr() == every.data_ptr() == scale.data_ptr()
+        assert not value.requires_grad
+        assert every.shape == (B, S, D)
+        assert every.grad_fn.metadata == {RUN: None}
+        with torch.no_grad():
+            assert region_inputs((scale, (B, D)))[0].grad_fn is None
+        frozen = region_inputs((scale.detach(), (B, D)))[0]
+        assert frozen.grad_fn is None
+
+
+@pytest.mark.parametrize("is_in_cpp", [False, True])
+def test_anomalies_are_looked_for(
+    kernels: Any, is_in_cpp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch keeps its notes at nodes, too."""
+    module = kernels if is_in_cpp else None
+    monkeypatch.setattr(compiled_module, "native", lambda: module)
+    with torch.autograd.set_detect_anomaly(True):
+        assert_exact(every_rule(), (torch.randint(0, V, (B, S)),))
 
 
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
