@@ -666,6 +666,45 @@ def test_an_error_of_the_rule_is_handed_on(way: str, ran: Counter[str]) -> None:
     assert ran[way]
 
 
+def test_losses_that_are_detached_meanwhile(way: str, ran: Counter[str]) -> None:
+    """By a rule; nobody but the pass holds on to the graph then."""
+
+    class Detaches(Sum):
+        losses: Tensor | None = None
+
+        def weigh_finite(self, components: Any, gram: Tensor) -> Any:
+            if self.losses is not None:
+                self.losses.detach_()
+            return super().weigh_finite(components, gram)
+
+    every = [nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D), nn.Tanh()) for _ in range(9)]
+    model, x, rule = nn.Sequential(*every).double(), torch.randn(B, D).double(), Detaches()
+    aligner = attach(model, rule, stream_bytes=1 if way == "caught" else None)
+    for step in range(7):
+        model.zero_grad()
+        losses = distance(model(x))
+        rule.losses = losses if step > 3 else None
+        aligner.backward(losses, UNSORTED)
+    expected = copy.deepcopy(model)
+    expected.zero_grad()
+    torch.autograd.backward([distance(expected(x)).sum()])
+    assert_same_gradients(model, expected, 1e-9)
+    assert ran[way]
+
+
+def test_a_walk_keeps_its_nodes(kernels: Any) -> None:
+    """Whatever becomes of the losses; and no longer than it is kept."""
+    hidden = nn.Linear(D, D)(torch.randn(B, D)).exp()
+    losses, held = hidden.square().sum(1), weakref.ref(hidden)
+    walk = kernels.Walk(losses)
+    del hidden
+    losses.detach_()
+    assert held() is not None
+    assert walk.node(1).name() == "PowBackward0"
+    del walk
+    assert held() is None
+
+
 def test_a_pass_that_fails_leaves_nothing(way: str, ran: Counter[str]) -> None:
     """Somebody wrote over what was saved, sees the error, and goes on with the next batch."""
 

@@ -234,19 +234,20 @@ Tensors region_inputs(const Tensor& anchor, const py::tuple& requests) {
 
 // The nodes behind some losses, in the order of `_walk` of graph.py.
 struct Walk {
-  Tensor root;  // keeps them
+  Tensor root;
+  std::decay_t<decltype(root.grad_fn())> first;  // keeps them, even if somebody detaches the root meanwhile
   std::vector<ag::Node*> nodes;
   std::shared_ptr<Content> content;
   uint64_t oldest = std::numeric_limits<uint64_t>::max();
   bool has_hooks = false;
 
-  explicit Walk(Tensor losses) : root(std::move(losses)) {
-    TORCH_CHECK_VALUE(root.grad_fn(), "losses: have no graph");
+  explicit Walk(Tensor losses) : root(std::move(losses)), first(root.grad_fn()) {
+    TORCH_CHECK_VALUE(first, "losses: have no graph");
     thread_local size_t usual = 64;  // how many there were
     ska::flat_hash_map<const ag::Node*, int64_t> index;
     index.reserve(usual);
     nodes.reserve(usual);
-    nodes.push_back(root.grad_fn().get());
+    nodes.push_back(first.get());
     index.emplace(nodes[0], 0);
     for (size_t n = 0; n < nodes.size(); n++) {  // grows on the way
       oldest = std::min(oldest, nodes[n]->sequence_nr());
@@ -610,7 +611,7 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
     at::AutoDispatchBelowADInplaceOrView plain;
     gradients = {at::ones_like(walk.root)};
   }
-  gradients = ag::Engine::get_default_engine().execute({ag::Edge(walk.root.grad_fn(), walk.root.output_nr())}, gradients, false, false, false, edges);
+  gradients = ag::Engine::get_default_engine().execute({ag::Edge(walk.first, walk.root.output_nr())}, gradients, false, false, false, edges);
   return std::make_shared<Step>(plan, parameters, rows, operands, gradients, T);
 }
 
@@ -625,7 +626,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
   using Caught = std::tuple<int64_t, Tensor, Tensors>;           // number, output gradient, what the node saved
 
   Arrivals(const Walk& walk, const std::vector<Given>& every, std::vector<std::vector<int64_t>> groups, double freed_share, py::function overflow, py::function done, py::function other)
-      : root_(walk.root), groups_(std::move(groups)), freed_share_(freed_share), overflow_(std::move(overflow)), done_(std::move(done)), other_(std::move(other)) {
+      : first_(walk.first), groups_(std::move(groups)), freed_share_(freed_share), overflow_(std::move(overflow)), done_(std::move(done)), other_(std::move(other)) {
     for (auto& of_junction : groups_) for (auto group : of_junction) num_left_[group]++;
     for (auto& [number, place, node, edge] : every) {
       junctions_.push_back({number, walk.nodes.at(place), Node(node), edge});
@@ -651,7 +652,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     for (auto& one : junctions_) one.node->pre_hooks().clear(), one.node->tensor_pre_hooks().clear();  // there were no others
     junctions_.clear();
     caught_.clear();  // hooks that hang on the nodes know us, and so would what these nodes saved
-    root_.reset();
+    first_.reset();
     overflow_ = done_ = other_ = py::function();  // what hangs on nodes may be freed without the GIL
   }
 
@@ -763,7 +764,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     else one.node->add_post_hook(std::make_unique<Complete>(shared_from_this(), std::move(complete)));
   }
 
-  Tensor root_;  // keeps the nodes
+  decltype(Walk::first) first_;  // keeps the nodes
   std::vector<One> junctions_;
   std::vector<std::vector<int64_t>> groups_;  // of every junction, by its number
   std::unordered_map<int64_t, int64_t> num_left_;
