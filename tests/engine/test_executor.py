@@ -666,6 +666,30 @@ def test_an_error_of_the_rule_is_handed_on(way: str, ran: Counter[str]) -> None:
     assert ran[way]
 
 
+@pytest.mark.parametrize("is_in_cpp", [False, True])
+def test_gradients_of_another_dtype_than_their_parameters(
+    way: str, ran: Counter[str], *, is_in_cpp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch is asked to keep them; the first and those that are added to it."""
+    if not is_in_cpp:
+        monkeypatch.setattr("gradvac.engine.task_gradients.native", lambda: None)
+    case = small_case(torch.float32)
+    model, expected = case.model, copy.deepcopy(case.model)
+    of_rows, aligner = torch.tensor(UNSORTED), attach(model, Sum())
+    for each in (model, expected):
+        for weight in (each.b.weight, each.table.weight, each.shift):
+            weight.grad_dtype = torch.float64
+        each.c.weight.grad_dtype = None  # any
+    for step in range(6):
+        if step % 2 == 0:
+            model.zero_grad(), expected.zero_grad()
+        aligner.backward(case.losses(model, of_rows, *case.inputs), of_rows)
+        torch.autograd.backward([case.losses(expected, of_rows, *case.inputs).sum()])
+        for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+    assert ran[way]
+
+
 def test_losses_that_are_detached_meanwhile(way: str, ran: Counter[str]) -> None:
     """By a rule; nobody but the pass holds on to the graph then."""
 

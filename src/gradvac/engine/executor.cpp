@@ -569,7 +569,7 @@ struct Step {
       if (!is_weighed(p)) continue;
       auto& leaf = parameters[p];
       auto& grad = leaf.mutable_grad();
-      bool is_free = ag::impl::hooks(leaf).empty() && !ag::impl::post_acc_grad_hooks(leaf);
+      bool is_free = has_own_dtype(leaf) && ag::impl::hooks(leaf).empty() && !ag::impl::post_acc_grad_hooks(leaf);
       bool is_added = is_free && is_plain(grad, plan->dtype) && !grad.requires_grad() && grad.sizes() == leaf.sizes() && grad.is_contiguous();
       auto options = block.gradients.options();
       auto update = is_added ? grad : block.is_of_rows ? at::zeros(leaf.sizes(), options) : at::empty(leaf.sizes(), options);

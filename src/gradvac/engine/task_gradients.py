@@ -481,7 +481,9 @@ def add_to_grad(
     with torch.no_grad():
         for leaf, update in free:
             update = _fitted(leaf, update)
-            if leaf.grad is not None:
+            if leaf.grad_dtype not in (leaf.dtype, None):
+                hooked.append((leaf, update))  # autograd casts it, too
+            elif leaf.grad is not None:
                 added.append((leaf.grad, update))
             elif leaf.stride() == update.stride():
                 leaf.grad = update.data  # no view, as optimizers of old take for granted
@@ -517,7 +519,7 @@ def _accumulate(leaf: Tensor, update: Tensor) -> None:
         changed = hook(update)
         update = update if changed is None else changed
     if leaf.grad is None:
-        leaf.grad = torch.empty_like(leaf).copy_(update)
+        leaf.grad = torch.empty_like(leaf, dtype=leaf.grad_dtype).copy_(update)
     else:
         leaf.grad.add_(update)
     for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):

@@ -399,7 +399,7 @@ static std::vector<int64_t> accumulate(const Tensors& leaves, const Tensors& upd
   at::AutoDispatchBelowADInplaceOrView plain;
   for (size_t i = 0; i < leaves.size(); i++) {
     auto &leaf = leaves[i], &update = updates.at(i);
-    if (!is_plain(leaf, update.scalar_type()) || !is_plain(update, update.scalar_type()) || !leaf.is_contiguous() || !update.is_contiguous() || leaf.numel() != update.numel() || !leaf.is_leaf() || !leaf.requires_grad()) {
+    if (!is_plain(leaf, update.scalar_type()) || !is_plain(update, update.scalar_type()) || !leaf.is_contiguous() || !update.is_contiguous() || leaf.numel() != update.numel() || !leaf.is_leaf() || !leaf.requires_grad() || !has_own_dtype(leaf)) {
       left.push_back(i);
       continue;
     }

@@ -20,6 +20,8 @@ inline bool is_plain(const Tensor& t, at::ScalarType dtype) {
   return t.defined() && t.device().is_cpu() && t.layout() == at::kStrided && t.scalar_type() == dtype && t.has_storage() &&
          !t.is_conj() && !t.is_neg() && !t.key_set().has(c10::DispatchKey::Python);  // no subclass that does things its own way
 }
+// Whether `.grad` of a leaf is to be of the dtype that the leaf has, or of any.
+inline bool has_own_dtype(const Tensor& leaf) { return leaf.grad_dtype().value_or(leaf.scalar_type()) == leaf.scalar_type(); }
 inline bool is_real(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kDouble; }
 
 // Whether an index has a task of 0..T-1 for every row.
