@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gradvac
 from gradvac import Aligner
 from gradvac.engine import planner
 from gradvac.rules import MGDA
@@ -85,6 +86,16 @@ def test_skipped_layers_need_no_probe_each(probes: list[int]) -> None:
     settings: list[object] = [{n % 6, (n * n) % 6, (2 * n + 1) % 6} for n in range(9)]
     assert all(error < 1e-10 for error in compare(model, "one_backward", settings))
     assert len(probes) <= 3, "of the schedule: steps 1 and 2, and a table that is moved"
+
+
+def test_rows_that_others_declared_are_no_reason_to_probe(probes: list[int]) -> None:
+    """A forward that is never differentiated, such as that of an evaluation, leaves them."""
+    model = Skipping().double()
+    aligner = Aligner(model, TASKS, MGDA(), engine="one_backward")
+    with gradvac.rows([0, 1, 2]):
+        model(torch.randn(3, 5, 8, dtype=torch.float64), {1})
+    test_skipped_layers_need_no_probe_each(probes)
+    del aligner
 
 
 def test_familiar_operations_along_other_dimensions_are_probed(probes: list[int]) -> None:

@@ -83,7 +83,7 @@ class FamiliarOperations:
         """The plan of a graph that is made of what was seen; None for any other."""
         graph, num_rows = subject.graph, subject.num_rows
         self._rely_on_proven()
-        is_other = num_rows is None or len(subject.losses.present) < 2 or bool(subject.declared)
+        is_other = num_rows is None or len(subject.losses.present) < 2 or subject.has_declared
         if is_other or not self._operations or not _is_plain(graph):
             return None
         if not self._operations.issuperset(_operations(graph)):

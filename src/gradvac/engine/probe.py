@@ -57,6 +57,12 @@ class Subject:
         """Of the losses; None for a mapping."""
         return None if self.losses.index is None else len(self.losses.index)
 
+    @property
+    def has_declared(self) -> bool:
+        """Whether the forward may have declared rows: others leave theirs behind."""
+        oldest = min([node._sequence_nr() for node in self.graph.nodes]) if self.declared else 0
+        return self.declared.since(oldest)
+
     def declared_at(self, position: int) -> RowTasks | None:
         """The rows that the forward declared where a node was made."""
         return self.declared.of(self.graph.nodes[position]) if self.declared else None
