@@ -10,6 +10,7 @@
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_anomaly_mode.h>
@@ -64,6 +65,11 @@ struct Content {
   }
   template <class T>
   void put(const c10::OptionalArray<T>& every) { put(every.list); }
+  void put(const at::TensorGeometry& one) {
+    put(one.sym_sizes().vec());
+    put(one.sym_strides().vec());
+    put(one.sym_storage_offset());
+  }
 
   void close() {
     print = numbers.size();
@@ -93,6 +99,7 @@ const std::unordered_map<std::type_index, Read>& settings() {
       DIM(FftC2RBackward0), DIM(FftC2CBackward0), DIM_KEPT(SumBackward1), DIM_KEPT(MeanBackward1), DIM_KEPT(VarBackward0), DIM_KEPT(StdBackward0),
       DIM_KEPT(VarMeanBackward0), DIM_KEPT(StdMeanBackward0), DIM_KEPT(LinalgVectorNormBackward0), DIM_KEPT(NormBackward1), DIM_KEPT(LogsumexpBackward0),
       DIM_KEPT(AmaxBackward0), DIM_KEPT(AminBackward0), DIM_KEPT(MaxBackward0), DIM_KEPT(MinBackward0), DIM_KEPT(ProdBackward1),
+      reads<gen::AsStridedBackward0, OF(AsStridedBackward0, self_geometry), OF(AsStridedBackward0, size), OF(AsStridedBackward0, stride), OF(AsStridedBackward0, storage_offset)>(),
       reads<gen::PermuteBackward0, OF(PermuteBackward0, dims)>(),
       reads<gen::TransposeBackward0, OF(TransposeBackward0, dim0), OF(TransposeBackward0, dim1)>(),
       reads<gen::SelectBackward0, OF(SelectBackward0, dim), OF(SelectBackward0, index)>(),
@@ -131,6 +138,51 @@ void read_leaf(const ag::Node* node, Content& to) {
   to.put(int64_t(leaf.requires_grad()) + 2 * leaf.is_contiguous() + 4 * int64_t(leaf.scalar_type()));
   to.is_known &= leaf.layout() == at::kStrided && !leaf.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   if (to.is_known) for (auto size : leaf.sizes()) to.put(size);
+}
+
+// What was done to the slice that a node has written; nothing if somebody's function has.
+const ag::Node* written_by(const ag::CopySlices& slices) {
+  auto* fn = slices.fn.get();  // none: it was used up
+  if (!fn || slices.view_fn) return nullptr;
+  auto is_generated = std::strncmp(typeid(*fn).name(), "N5torch8autograd9generated", 26) == 0;
+  return is_generated || typeid(*fn) == typeid(ag::CopyBackwards) ? fn : nullptr;
+}
+
+void read_slices(const ag::Node* node, Content& to) {
+  auto& slices = *static_cast<const ag::CopySlices*>(node);
+  auto* fn = written_by(slices);
+  to.is_known &= fn != nullptr;
+  if (fn) to.put(kind_of(fn)), to.put(slices.base), to.put(slices.view);
+}
+
+// `Memory` of graph.py, of a node that writes a slice or reads one of what was written: where the whole and the slice
+// lie, and which operation wrote it.
+std::optional<py::tuple> memory_of(const py::handle& given) {
+  if (!ag::THPCppFunction_Check(given.ptr())) return {};
+  auto* node = reinterpret_cast<ag::THPCppFunction*>(given.ptr())->cdata.get();
+  bool is_known = true;
+  auto numbers = [&](c10::SymIntArrayRef every) {
+    auto plain = c10::asIntArrayRefSlowOpt(every);
+    is_known &= plain.has_value();
+    return py::tuple(py::cast(plain.value_or(c10::IntArrayRef()).vec()));
+  };
+  auto places = [&](const at::TensorGeometry& whole, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, const c10::SymInt& offset, const std::string& name) {
+    auto from = offset - whole.sym_storage_offset();
+    is_known &= !from.is_symbolic();
+    auto slice = py::make_tuple(numbers(sizes), numbers(strides), is_known ? from.as_int_unchecked() : 0);
+    return py::make_tuple(py::make_tuple(numbers(whole.sym_sizes()), numbers(whole.sym_strides()), 0), slice, name);
+  };
+  py::tuple found;
+  if (auto* slices = dynamic_cast<const ag::CopySlices*>(node)) {
+    auto* fn = written_by(*slices);
+    if (!fn) return {};
+    auto& view = slices->view;
+    found = places(slices->base, view.sym_sizes(), view.sym_strides(), view.sym_storage_offset(), fn->name());
+  } else if (auto* read = dynamic_cast<const gen::AsStridedBackward0*>(node)) {
+    auto& whole = read->self_geometry;
+    found = places(whole, read->size, read->stride, read->storage_offset.value_or(whole.sym_storage_offset()), "");
+  } else return {};
+  return is_known ? std::optional(found) : std::nullopt;
 }
 
 // What is noted at nodes of compiled regions of ours (`RUN` of graph.py).
@@ -299,6 +351,7 @@ struct Walk {
       auto* node = nodes[n];
       if (dynamic_cast<ag::AccumulateGrad*>(node)) kinds()[kind_of(node)] = &read_leaf;
       else if (dynamic_cast<ProductTap*>(node)) kinds()[kind_of(node)] = nullptr;
+      else if (dynamic_cast<ag::CopySlices*>(node)) kinds()[kind_of(node)] = &read_slices;
       else if (dynamic_cast<LookupTap*>(node) || Told(told[n]) == Told::marked) kinds()[kind_of(node)] = &read_marked;  // functions in Python are all of one kind
       else if (Told(told[n]) != Told::never) {
         auto found = settings().find(typeid(*node));
@@ -779,6 +832,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
 void add_executor(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   m.def("region_inputs", &region_inputs);
+  m.def("memory_of", &memory_of);
   py::class_<Content, std::shared_ptr<Content>>(m, "Content")
       .def("__hash__", [](const Content& one) { return one.print; })
       .def("__eq__", [](const Content& one, const Content& other) { return one == other; });

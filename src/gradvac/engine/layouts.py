@@ -21,8 +21,11 @@ from gradvac.engine.graph import (
     COMPILED,
     LEAF,
     Graph,
+    Memory,
+    Place,
     indexed_dims,
     is_pooled,
+    kind_of,
     padded_dims,
     settings,
 )
@@ -248,7 +251,7 @@ def _through(
     if is_moved:  # whose rows are counted in this graph alone
         return _through_alike(graph, position, known, edges, num_rows)
     key = (
-        *(name, type(node), *settings(node), num_rows, len(children)),
+        *(name, type(node), *settings(node), num_rows, len(children), graph.memory(position)),
         *[(number, layout, shape(position, number)) for number, layout in known.items()],
         *[(edge, shape(*children[edge])) for edge in edges],
     )
@@ -272,6 +275,11 @@ def _through_alike(
     num_rows: int,
 ) -> list[tuple[int, Layout | None]]:
     """The same for all operations with these settings and shapes."""
+    memory = graph.memory(position)
+    if memory is not None and above[0].moved_by is None:
+        found = _through_memory(graph, position, memory, above[0], edges, num_rows)
+        if found is not None:
+            return found
     dims, below = _moves_along(graph, position, edges), list[tuple[int, Layout | None]]()
     for number, layout in above.items():
         size = len(graph.shape(position, number))
@@ -319,6 +327,67 @@ def _below(
         return None
     same = 0 <= dim < len(inside) and inside[dim] == shape[above.dim]
     return above._replace(dim=dim) if same else None
+
+
+# -- slices --------------------------------------------------------------------------------------
+
+
+def _through_memory(
+    graph: Graph,
+    position: int,
+    memory: Memory,
+    above: Layout,
+    edges: Sequence[int],
+    num_rows: int,
+) -> list[tuple[int, Layout | None]] | None:
+    """Through a slice that is written or read; None: by whatever else is known of it."""
+    if not memory.written_by:
+        found = _lying(memory.whole, _step(above, memory.slice, num_rows), num_rows)
+        return None if found is None else [(edge, found) for edge in edges]
+    step, sizes = _step(above, memory.whole, num_rows), memory.slice.sizes
+    if not step or kind_of(memory.written_by) not in _ENTRYWISE:
+        return None
+    inner = _lying(memory.slice, step, num_rows)
+    below: list[tuple[int, Layout | None]] = []
+    for edge in edges:
+        found = inner if edge else above  # what was written over stays where it is
+        if edge and inner is not None:  # what is broadcast is aligned at its end
+            shape = graph.shape(*graph.children(position)[edge])
+            dim = inner.dim + len(shape) - len(sizes)
+            same = dim >= 0 and shape[dim] == sizes[inner.dim]
+            found = inner._replace(dim=dim) if same else None
+        below.append((edge, found))
+    return below
+
+
+def _step(layout: Layout, place: Place, num_rows: int) -> int:
+    """From one row to the next in memory; 0 where entries of several rows may share it."""
+    size, stride = place.sizes[layout.dim], place.strides[layout.dim]
+    step = stride if layout.tiled else stride * (size // num_rows)
+    return step if _lying(place, step, num_rows) == layout else 0
+
+
+def _lying(place: Place, step: int, num_rows: int) -> Layout | None:
+    """Where rows lie in memory whose entry e belongs to row (e // step) % B.
+
+    None where that is not along one dimension, from the first row on.
+    """
+    if 0 in place.sizes or not step or place.offset // step % num_rows:
+        return None
+    found, rest = None, place.offset % step  # of a step: at the first entry, in the end at most
+    for dim, (size, stride) in enumerate(zip(place.sizes, place.strides, strict=True)):
+        if size == 1 or stride % (step * num_rows) == 0:  # from a row to itself
+            continue
+        each = step // stride if step % stride == 0 else 0  # entries of a row
+        if each == 0 or size % (each * num_rows):  # within a row
+            rest += (size - 1) * stride
+            continue
+        is_tiled = size > each * num_rows
+        if found is not None or (is_tiled and each > 1):
+            return None
+        found = Layout(dim, is_tiled)
+        rest += (each - 1) * stride
+    return found if rest < step else None
 
 
 # -- operations, and the dimensions along which they may move or mix entries ---------------------
@@ -420,12 +489,12 @@ _ENTRYWISE = kinds(
     """
     Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh Celu Clamp
     ClampMax ClampMin Clone Complex Conj ConjPhysical Copy Copysign Cos Cosh Deg2Rad Digamma Div
-    Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 FakeQuantizePerTensorAffineCachemask Fmax Fmin
+    Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 FakeQuantizePerTensorAffineCachemask Fill Fmax Fmin
     Fmod Frac FusedDropout Gelu Hardshrink Hardsigmoid Hardswish Hardtanh Hypot LeakyRelu Lerp
     Lgamma Log Log10 Log1P Log2 LogSigmoid Logaddexp Logaddexp2 Logit MaskedFill Maximum Minimum
     Mish Mul NanToNum NativeDropout Neg Polar Pow PreluKernel Reciprocal Relu Remainder Repeat
     Round RreluWithNoise Rsqrt Rsub Sgn Sigmoid Silu Sin Sinc Sinh Softplus Softshrink
-    SpecialEntr Sqrt Sub Tan Tanh Threshold ToCopy Tril Triu Where Xlogy
+    SpecialEntr Sqrt Sub Tan Tanh Threshold ToCopy Tril Triu Where Xlogy Zero
     """
 )
 # What is one entry above belongs to one row, and so does all that it was made of.

@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from gradvac.engine.graph import Graph, NotSeparable
+from gradvac.engine.graph import ON_SLICES, Graph, NotSeparable
 from gradvac.engine.junctions import Partition
 from gradvac.engine.layouts import VIEWS, Layout, Move, Moves, all_agree, follow_losses
 from gradvac.engine.ownership import Key
@@ -35,6 +35,7 @@ class _Found(NamedTuple):
     layouts: dict[tuple[int, int], Layout]
     outputs: list[tuple[int, int]]
     views: list[int]  # sizes of their inputs
+    slices: list[int]
     regions: list[int]  # compiled
 
 
@@ -136,7 +137,7 @@ class Plan:
         """
         if self._found is None:
             self._found = self._read(graph)
-        layouts, outputs, views, regions = self._found
+        layouts, outputs, views, slices, regions = self._found
         if num_rows is None or not layouts:
             return True
         shape, nodes = graph.shape, graph.nodes
@@ -144,6 +145,7 @@ class Plan:
             num_rows,
             *[shape(position, number) for position, number in outputs],
             *[nodes[position]._saved_self_sym_sizes for position in views],
+            *[graph.memory(position) for position in slices],
             *[graph.run(position).sizes for position in regions],
         )
         if sizes not in self._sizes:
@@ -171,7 +173,8 @@ class Plan:
         viewed = {graph.children(view)[0] for view in views}
         outputs = dict.fromkeys([*known, *((view, 0) for view in views)])
         regions = [position for position in passed if graph.run(position) is not None]
-        return _Found(layouts, [o for o in outputs if o not in viewed], views, regions)
+        slices = [position for position in passed if graph.names[position] in ON_SLICES]
+        return _Found(layouts, [o for o in outputs if o not in viewed], views, slices, regions)
 
     def describe(self) -> str:
         """How rows lie, in words."""
