@@ -10,8 +10,8 @@ operation knows no other), weighted by task so that a swapped row shows. `ratio`
 processor in the aligned backward of 8 tasks over that of the plain one: with so little arithmetic,
 what the host adds on a fast GPU; `in C++` has it with what is written in C++, which is built first,
 and whose gradients are compared too. `measured` counts the places whose owners are measured in
-every step, because an operation may move rows, without C++ / with it where that is another number;
-`slow` names operations that are called task by task.
+every step, because an operation may move rows; `slow` names operations that are called task by
+task.
 """
 
 import argparse
@@ -154,8 +154,7 @@ class Taken:
 
     def __init__(self, name: str, head: str, dtype: torch.dtype) -> None:
         self.name, self.head, self._dtype = name, head, dtype
-        self.error, self._slow = 0.0, set[str]()
-        self.ratios, self.places = list[str](), list[str]()
+        self.error, self.ratios, self._slow = 0.0, list[str](), set[str]()
         model = build(name, head).to(dtype)
         for wish in ("0", "1"):
             os.environ["GRADVAC_NATIVE"] = wish
@@ -179,8 +178,7 @@ class Taken:
                     by.backward(losses_of(own, self.head, data), rows)
                 self.error = max(self.error, distance(model, twin))
         self.engine, why = aligner.engine, repr(aligner)
-        places = why.partition("measured every step (")[2].partition(" places")[0]
-        self.places.append(places or "none")
+        self.places = why.partition("measured every step (")[2].partition(" places")[0] or "none"
         slow = [
             str(w.message).partition("slower: ")[2] for w in warned if "slower" in str(w.message)
         ]
@@ -200,10 +198,9 @@ class Taken:
         return statistics.median(times[True]) / statistics.median(times[False])
 
     def row(self) -> str:
-        places = " / ".join(dict.fromkeys(self.places))
         return (
             f"| {self.name} | {self.engine} | {self.error:.0e} | {' | '.join(self.ratios)} | "
-            f"{places} | {', '.join(sorted(self._slow)) or 'none'} |"
+            f"{self.places} | {', '.join(sorted(self._slow)) or 'none'} |"
         )
 
 
@@ -232,8 +229,8 @@ against per_task; 1e-8 and above where a model computes in float32 whatever it i
 arithmetic, as the host beside a fast GPU; on models of a usual size it is far smaller
 ([log](log.md)). *In C++*: the same with the executor in C++, whose gradients count in the error
 too ([Engines](engines.md#one_backward)). *Measured*: places whose owners are measured every step,
-because an operation may move rows ([Engines](engines.md#which-rows-belong-to-which-task)), without
-C++ / with it where that is another number. *Slow*: operations that are called task by task.
+because an operation may move rows ([Engines](engines.md#which-rows-belong-to-which-task)). *Slow*:
+operations that are called task by task.
 
 {table}
 """

@@ -1,4 +1,4 @@
-"""Rows behind slices that are written in place: followed by what only C++ can read of them."""
+"""Rows behind slices that are written in place: read in C++, or seen when the node is watched."""
 
 # B rows, S tokens, D width
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, Sum
-from gradvac.engine.graph import Place
 from gradvac.engine.layouts import Layout, _lying, _step, layouts
+from gradvac.engine.slices import Place, watch
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
@@ -68,7 +69,7 @@ def a_view_of_what_was_written(m: Any, x: Tensor, order: Tensor) -> Tensor:
     whole = m.first(x).bmm(m.middle(x).mT)
     view = whole.view(B, 1, S, S)
     view += x[:, None, :, :S]
-    whole[:, 0].tanh_()
+    whole[:, 0] *= 2.0
     result: Tensor = m.last(F.pad(view.squeeze(1).softmax(-1), (0, D - S)))
     return result
 
@@ -186,9 +187,24 @@ def by_a_function_in_place(m: Any, x: Tensor, order: Tensor) -> Tensor:
     return result
 
 
+def inside_a_checkpoint(m: Any, x: Tensor, order: Tensor) -> Tensor:
+    """To ask a product what it saved would run the forward once more."""
+
+    def run(y: Tensor) -> Tensor:
+        out = torch.zeros_like(y)
+        out[:, 0] = m.middle(y[:, 1])
+        out[:, 1:] += y[:, :-1]
+        out[:, 1] *= m.middle(y[:, 2].tanh())
+        return out
+
+    result: Tensor = m.last(checkpoint(run, m.first(x), use_reentrant=False))
+    return result
+
+
 MOVED = (
     *(by_an_index_copy, by_an_index, by_a_mask, shifted_by_one, row_by_row, from_somewhere_on),
     *(every_other_row, read_from_somewhere_on, by_a_function_in_place),
+    inside_a_checkpoint,
 )
 
 
@@ -210,30 +226,53 @@ def check(run: Run, steps: int = 8) -> str:
     return str(aligner)
 
 
-@pytest.fixture(params=["executed", "read"])
-def cpp(request: pytest.FixtureRequest, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs that are known go to C++, which compares them itself; or Python's way."""
-    del kernels
+@pytest.fixture(params=["executed", "read", "watched"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that are known go to C++, which compares them itself; or Python's way; or no C++."""
+    if request.param == "watched":
+        for name in ("engine.graph", "engine.executor"):
+            monkeypatch.setattr(f"gradvac.{name}.native", lambda: None)
+        return
+    request.getfixturevalue("kernels")
     if request.param == "read":
         monkeypatch.setattr("gradvac.engine.one_backward.executor", lambda *_: None)
 
 
-@pytest.mark.usefixtures("cpp")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("run", FOLLOWED)
 def test_rows_are_followed(run: Run) -> None:
     assert "measured" not in check(run)
 
 
-@pytest.mark.usefixtures("cpp")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("run", MOVED)
 def test_rows_that_may_move(run: Run) -> None:
     check(run)
 
 
-@pytest.mark.parametrize("run", [*FOLLOWED, *MOVED])
-def test_without_cpp(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradvac.engine.graph.native", lambda: None)
-    check(run, steps=5)
+class Written(torch.autograd.Function):
+    """What it gives back is what it was given, or something of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, is_own: bool) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        ctx.is_own = is_own
+        return x.copy_(y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return 0 * gradients[0], ctx.saved_tensors[0] if ctx.is_own else gradients[0], None
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_what_a_function_gives_back(is_own: bool) -> None:
+    out, y = torch.zeros(B, D, dtype=torch.float64), torch.randn(B, 3, requires_grad=True)
+    Written.apply(out[:, 1:4], y.double(), is_own)
+    assert out.grad_fn is not None
+    with torch.no_grad():
+        found = watch(out.grad_fn, out.grad_fn._input_metadata[0])  # type: ignore[attr-defined]
+    assert (found is None) == is_own
 
 
 def test_rows_of_slices_are_those_of_the_memory() -> None:

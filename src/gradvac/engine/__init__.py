@@ -22,6 +22,7 @@ The files, about in the order in which a step needs them:
     familiar.py        plans without a probe, for graphs made of operations that were seen
     junctions.py       where parameters meet the rows of the batch
     layouts.py         where rows lie, followed from the losses down, operation by operation
+    slices.py          where slices lie that are written in place
     declared_rows.py   `gradvac.rows`, with which a forward names the tasks of packed rows
     ownership.py       codes, by which the owners of entries are measured
 

@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from gradvac.engine import slices
+from gradvac.engine.slices import Memory
 from gradvac.utils.native import native
 
 _ANY_CPP = "CppFunction"  # the type of all C++ nodes but torch's own
@@ -78,29 +80,6 @@ def is_pooled(node: Any) -> bool:
     is_mean = below is not None and below.name() == "MeanBackward1" and below._saved_keepdim
     is_one = len(size) > 2 and all(places == 1 for places in size[2:])
     return is_mean and is_one and tuple(node._saved_stride[:2]) == (size[1], 1)
-
-
-class Place(NamedTuple):
-    """Where a tensor lies in memory, from the first entry of the whole on."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-
-class Memory(NamedTuple):
-    """Where a tensor and a slice of it lie.
-
-    Attributes:
-        written_by: The operation that wrote the slice; `""` where it is only read.
-    """
-
-    whole: Place
-    slice: Place
-    written_by: str
-
-
-ON_SLICES = frozenset(("torch::autograd::CopySlices", "AsStridedBackward0"))
 
 
 def _number_of(name: str) -> Callable[[Any], int]:
@@ -553,13 +532,17 @@ class Graph:
         return kind_of(self.names[position])
 
     def memory(self, position: int) -> Memory | None:
-        """Where the slice lies that a node writes or reads, which only C++ can tell.
+        """Where the slice lies that a node writes or reads.
 
-        None for any other node, where C++ is not built, or if it cannot tell either.
+        None for any other node, or if it cannot be told.
         """
-        kernels = native() if self.names[position] in ON_SLICES else None
-        found = None if kernels is None else kernels.memory_of(self.nodes[position])
-        return None if found is None else Memory(Place(*found[0]), Place(*found[1]), found[2])
+        node = self.nodes[position] if self.names[position] in slices.ON_SLICES else None
+        if node is None or not is_of_torch(node):
+            return None
+        if native() is not None:
+            return slices.read(node)
+        described = self.described(position)[0]
+        return aside(lambda: slices.watch(node, described), self.roots[0])
 
     def run(self, position: int) -> Any:
         """The run of one of our compiled regions that a node is; None for any other node."""

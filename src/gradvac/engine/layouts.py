@@ -21,14 +21,13 @@ from gradvac.engine.graph import (
     COMPILED,
     LEAF,
     Graph,
-    Memory,
-    Place,
     indexed_dims,
     is_pooled,
     kind_of,
     padded_dims,
     settings,
 )
+from gradvac.engine.slices import Memory, Place
 
 
 class Layout(NamedTuple):

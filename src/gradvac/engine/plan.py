@@ -9,11 +9,12 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from gradvac.engine.graph import ON_SLICES, Graph, NotSeparable
+from gradvac.engine.graph import Graph, NotSeparable
 from gradvac.engine.junctions import Partition
 from gradvac.engine.layouts import VIEWS, Layout, Move, Moves, all_agree, follow_losses
 from gradvac.engine.ownership import Key
 from gradvac.engine.plain_junctions import PlainJunctions
+from gradvac.engine.slices import ON_SLICES
 
 _MOST_PROVEN = 4096
 
