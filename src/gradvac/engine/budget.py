@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 _LEAST_BYTES = 1 << 26  # may wait in any step
+_SMALL_BYTES = 1 << 29  # up to which twice the share may: small steps wait for the host
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class WaitingBudget:
         That is activations, parameters and their gradients.
         """
         share = (operand_bytes + 2 * parameter_bytes) >> 4
-        return cls(max(_LEAST_BYTES, share), stream_bytes)
+        return cls(max(_LEAST_BYTES, share, min(2 * share, _SMALL_BYTES)), stream_bytes)
 
     def operands_fit(self) -> bool:
         """Whether junctions may go on waiting, beside complete components."""
