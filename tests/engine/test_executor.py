@@ -810,8 +810,8 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     with pytest.raises(ValueError, match="built"):
         step.add(1, torch.ones(3, 4))
     with pytest.raises(ValueError, match="weights"):
-        step.apply(torch.ones(2, 3))
-    assert step.apply(torch.ones(1, 3, dtype=torch.float64)) == []
+        step.apply(torch.ones(2, 3), [])
+    assert step.apply(torch.ones(1, 3, dtype=torch.float64), []) == []
     mine = first.weight.grad.clone()
     first.zero_grad()
     torch.autograd.backward([distance(first(x)).sum()])

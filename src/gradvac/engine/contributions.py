@@ -180,9 +180,10 @@ class Lookup(MatrixContribution):
         if start or apart != self.num_rows or size != self.num_rows:
             tasks, tokens = places // self.num_rows, places % self.num_rows - start
             places = tasks * apart + tokens
-            if size < self.num_rows:  # tokens outside add zeros somewhere
+            if size < self.num_rows:  # tokens outside add zeros, not all at one place
                 inside = (tokens >= 0) & (tokens < size)
-                places, values = torch.where(inside, places, 0), values * inside[:, None]
+                anywhere = torch.arange(len(places), device=places.device) % size
+                places, values = torch.where(inside, places, anywhere), values * inside[:, None]
         flat = gradients.as_strided(((num_tasks - 1) * apart + size, width), (width, 1))
         flat.index_add_(0, places, values.to(gradients.dtype))
         return gradients

@@ -396,6 +396,8 @@ struct Plan {
     for (auto& one : every) parameters.push_back(one.unsafeGetTensorImpl());
     for (auto& [kind, node, weight, shift, is_transposed, edge, below, rows] : given) junctions.push_back({Kind(kind), node, weight, shift, is_transposed, edge, below, rows});
   }
+
+  bool is_whole() const { return others.empty() && !std::count(components.begin(), components.end(), -1); }  // Python builds nothing
 };
 
 template <class Node>
@@ -495,6 +497,7 @@ struct Step {
   int64_t T;
   std::vector<Block> blocks;                   // by parameter; undefined where no gradient came
   std::vector<std::optional<Tensor>> others;  // output gradients of junctions that Python builds
+  Tensor taken;                                // Gram matrices
 
   struct Found { const Rows* rows; Tensor values; std::vector<int64_t> tokens; };
 
@@ -589,14 +592,16 @@ struct Step {
 
   bool is_weighed(size_t p) const { return blocks[p].gradients.defined() && plan->components[p] >= 0; }
 
-  Tensor grams() const {  // [K, T, T]
+  // [K, T, T], once all that Python builds was added.
+  Tensor grams() {
+    if (taken.defined()) return taken;
     at::AutoDispatchBelowADInplaceOrView plain;
-    auto grams = at::zeros({plan->num_components, T, T}, at::kDouble);
-    auto* to = grams.mutable_data_ptr<double>();
+    taken = at::zeros({plan->num_components, T, T}, at::kDouble);
+    auto* to = taken.mutable_data_ptr<double>();
     for (size_t p = 0; p < blocks.size(); p++)
       if (is_weighed(p)) add_gram(blocks[p].gradients, to + plan->components[p] * T * T);
     for (int64_t k = 0; k < plan->num_components; k++) mirror(to + k * T * T, T);
-    return grams;
+    return taken;
   }
 
   static void add_rows(const Block& block, const double* weights, const Tensor& table) {
@@ -610,8 +615,8 @@ struct Step {
     });
   }
 
-  // Adds the updates to `.grad`; those of parameters that have or had hooks, or where the gradient is unusual, are returned for torch to add.
-  std::vector<std::pair<int64_t, Tensor>> apply(const Tensor& given) {
+  // Adds the updates to `.grad`; those of parameters with hooks, or where the gradient is unusual, are returned for torch to add.
+  std::vector<std::pair<int64_t, Tensor>> apply(const Tensor& given, const std::vector<int64_t>& hooked) {
     at::AutoDispatchBelowADInplaceOrView plain;
     auto weights = given.to(at::kDouble).contiguous();
     TORCH_CHECK_VALUE(weights.dim() == 2 && weights.size(0) == plan->num_components && weights.size(1) == T, "weights: must be [K, T]");
@@ -622,7 +627,7 @@ struct Step {
       if (!is_weighed(p)) continue;
       auto& leaf = parameters[p];
       auto& grad = leaf.mutable_grad();
-      bool is_free = has_own_dtype(leaf) && ag::impl::hooks(leaf).empty() && !ag::impl::post_acc_grad_hooks(leaf);
+      bool is_free = has_own_dtype(leaf) && !std::count(hooked.begin(), hooked.end(), int64_t(p));
       bool is_added = is_free && is_plain(grad, plan->dtype) && !grad.requires_grad() && grad.sizes() == leaf.sizes() && grad.is_contiguous();
       auto options = block.gradients.options();
       auto update = is_added ? grad : block.is_of_rows ? at::zeros(leaf.sizes(), options) : at::empty(leaf.sizes(), options);
@@ -665,7 +670,9 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
     gradients = {at::ones_like(walk.root)};
   }
   gradients = ag::Engine::get_default_engine().execute({ag::Edge(walk.first, walk.root.output_nr())}, gradients, false, false, false, edges);
-  return std::make_shared<Step>(plan, parameters, rows, operands, gradients, T);
+  auto step = std::make_shared<Step>(plan, parameters, rows, operands, gradients, T);
+  if (plan->is_whole()) step->grams();  // at once: every call from Python is slow after a backward
+  return step;
 }
 
 // -- junctions on the way of a pass ---------------------------------------------------------------------

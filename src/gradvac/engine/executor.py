@@ -50,6 +50,7 @@ from gradvac.engine.task_gradients import (
     TaskGradients,
     Weigh,
     add_to_grad,
+    has_hooks,
 )
 from gradvac.utils.native import native
 
@@ -188,7 +189,9 @@ class Executor:
             return False
         if execution.paths or execution.others:
             _build_rest(step, execution, builder())
-        left = step.apply(weigh(self._components, step.grams()))
+        # C++ cannot tell hooks from those that are gone, as a probe's are.
+        hooked = [n for n, p in enumerate(parameters) if has_hooks(p)]
+        left = step.apply(weigh(self._components, step.grams()), hooked)
         if left:
             add_to_grad([parameters[p] for p, _ in left], [update for _, update in left])
         return True

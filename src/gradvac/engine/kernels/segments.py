@@ -20,6 +20,7 @@ from gradvac.utils.devices import index_on, triton_module
 # Multiplications of a product: beyond, a library's kernel gains more than sorting for it costs,
 # unless whole blocks of rows are copied by the GPU itself.
 _LARGE = 1 << 35
+_FEW = 512  # entries of a task
 
 
 class Segments:
@@ -365,9 +366,11 @@ def outer_products(
 def are_products_in_place(left: Tensor, width: int, segments: Segments) -> bool:
     """Whether products with matrices of that width are taken where both lie, without a copy."""
     kernels = _product_kernels(left) if left.dtype in HALF and segments.only is None else None
-    if kernels is None or left.numel() * width <= _LARGE:
-        return kernels is not None
     num_entries = left.numel() // left.shape[-1]
+    # Rows in order need no sorting, and a library gains more where tasks have few entries.
+    is_split_up = segments.order is None and num_entries < _FEW * segments.num_tasks
+    if kernels is None or left.numel() * width <= (_LARGE >> 2 if is_split_up else _LARGE):
+        return kernels is not None
     sizes = (num_entries // segments.num_rows, left.shape[-1], width)
     return segments.order is not None and kernels.can_copy_rows(*sizes, left.device)
 
