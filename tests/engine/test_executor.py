@@ -180,6 +180,29 @@ def test_what_python_builds_beside(way: str, ran: Counter[str]) -> None:
     assert set(+ran) == {way}
 
 
+@pytest.mark.parametrize("num_fit", [2, 4])
+def test_what_is_larger_than_the_parameters_it_is_made_of(
+    num_fit: int, ran: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task gradients of all three products of small factors must be there at once."""
+    size = 64
+    monkeypatch.setattr(
+        "gradvac.engine.budget._LEAST_BYTES", num_fit * len(TASKS) * size * size * 8
+    )
+    factors = {name: nn.Parameter(torch.randn(size, 1) / 8) for name in "abcdef"}
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        for one, other in ("ab", "cd", "ef"):
+            x = (x @ (getattr(m, one) @ getattr(m, other).t())).tanh()
+        return x
+
+    x = torch.randn(B, 1, size).double()
+    twins = Twins(Case(layers(run, **factors).double(), output, (x,)), Sum)
+    for tasks in STEPS:
+        twins.step(tasks)
+    assert bool(ran["whole"]) == (num_fit > 3)
+
+
 @pytest.mark.parametrize("name", ["t5", "transformer", "broadcast_positions", "several_outputs"])
 def test_models_with_parts_that_python_builds_are_executed(name: str, ran: Counter[str]) -> None:
     twins = Twins(made(name), lambda: GradVac(beta=0.3))

@@ -88,8 +88,8 @@ class Execution:
         layouts: Where rows lie in outputs (shape, layout) of junctions, beside the usual place.
         budget: Of what may wait, which is all.
         operand_bytes: Of all junctions.
-        gradient_bytes: Of the gradient of one task.
-        largest_bytes: Of a parameter.
+        gradient_bytes: Of the gradient of one task, and of what it is pushed down from.
+        largest_bytes: Of a parameter, or of what is made of some.
     """
 
     compiled: Any
@@ -241,7 +241,11 @@ class Executor:
             self._component_of[target] if isinstance(target, nn.Parameter) else -1
             for target in made.targets
         ]
-        every = [_stand_in(graph, target) for target in made.targets]
+        dtype = parameters[0].dtype
+        every = [_stand_in(graph, target, dtype) for target in made.targets]
+        # What Python builds waits too, and what is made of parameters may be larger than they are.
+        beside = [one for one, k in zip(every, components, strict=True) if k < 0]
+        beside += [p for number in made.others for p in junctions[number].parameters]
         places = [graph.signature.order[junctions[number].position] for number in made.others]
         given = (made.junctions, every, components, len(self._components), places)
         operands = plain.operand_bytes(graph)
@@ -256,8 +260,8 @@ class Executor:
             list(made.layouts),
             WaitingBudget.of_step(operands, plain.parameter_bytes, stream_bytes),
             operands,
-            plain.gradient_bytes,
-            max(parameter.nbytes for parameter in parameters),
+            plain.gradient_bytes + sum(one.nbytes for one in beside),
+            max(one.nbytes for one in every),
         )
 
 
@@ -503,11 +507,11 @@ class _Junctions:
         return self.targets.setdefault(target, len(self.targets))
 
 
-def _stand_in(graph: Graph, target: Target) -> Tensor:
+def _stand_in(graph: Graph, target: Target, dtype: torch.dtype) -> Tensor:
     """A parameter, or a tensor without memory of the size of what is made of parameters."""
     if isinstance(target, nn.Parameter):
         return target
-    return without_memory(graph.shape(*target[:2]), torch.float32, graph.roots[0].device)
+    return without_memory(graph.shape(*target[:2]), dtype, graph.roots[0].device)
 
 
 _CATCHABLE = {name: number for number, name in enumerate(_PLAIN_KINDS)}
