@@ -153,6 +153,17 @@ def _in_turn(x: Tensor, weights: Any) -> Tensor:
     return x
 
 
+def _complex(m: Any, x: Tensor) -> Tensor:
+    """One part is real, and its gradient is."""
+    whole = torch.cat([m.a, m.b * (1 + 2j)])
+    return (x @ whole[:D].real).tanh() @ whole[-D:].imag + x @ whole.abs()[1 : D + 1]
+
+
+USES["a complex whole"] = _complex
+USES["nothing joined"] = lambda m, x: x @ torch.cat([m.a, m.b[:0, 0]]) + x @ m.b
+USES["sparse factor"] = lambda m, x: x @ torch.mm(torch.eye(D).double().to_sparse(), m.a) @ m.b
+
+
 def case(use: str) -> Case:
     a, b = (nn.Parameter(torch.randn(D, D).double() / 3) for _ in range(2))
     return Case(Model(USES[use], a=a, b=b), output, (torch.randn(B, S, D).double(),))

@@ -45,7 +45,8 @@ def push_at_once(
         return {0: gradients.permute(0, *(1 + dim for dim in inverse))}
     described = graph.described(position)[0]
     gradients = gradients.to(described.dtype)
-    if kind in _BY_SHAPE:
+    # A part of what is complex may be real, and is called by task to be taken so.
+    if kind in _BY_SHAPE and not described.dtype.is_complex:
         shapes = [None if c < 0 else graph.shape(c, n) for c, n in graph.children(position)]
         return _BY_SHAPE[kind](graph.nodes[position], edges, gradients, shapes)
     if kind in ("Add", "Expand"):
@@ -89,7 +90,8 @@ def _uncut(node: Any, _: Sequence[int], gradients: Tensor, shapes: Shapes) -> Pu
 
 def _unjoined(node: Any, edges: Sequence[int], gradients: Tensor, shapes: Shapes) -> Pushed:
     dim = saved_dims(node, "dim")[0] % (gradients.dim() - 1)
-    sizes = [shape[dim] for shape in shapes if shape is not None and len(shape) > dim]
+    alike = [shape for shape in shapes if shape is not None and len(shape) == gradients.dim() - 1]
+    sizes = [shape[dim] for shape in alike]
     if len(sizes) < len(shapes) or sum(sizes) != gradients.shape[dim + 1]:
         return None  # one has no gradient, or nothing in it
     parts = gradients.split(sizes, dim + 1)
@@ -97,8 +99,6 @@ def _unjoined(node: Any, edges: Sequence[int], gradients: Tensor, shapes: Shapes
 
 
 def _of_product(node: Any, edges: Sequence[int], gradients: Tensor, shapes: Shapes) -> Pushed:
-    if gradients.is_complex():
-        return None
     left, right, num_tasks = len(shapes) - 2, len(shapes) - 1, len(gradients)
     names = {left: "mat1" if left else "self", right: "mat2"}
     if left and not node._saved_alpha == node._saved_beta == 1:
@@ -107,10 +107,11 @@ def _of_product(node: Any, edges: Sequence[int], gradients: Tensor, shapes: Shap
     for edge in edges:
         shape = shapes[edge]
         assert shape is not None
-        if edge == left:
-            value = gradients @ saved(node, names[right]).t()
-        elif edge == right:
-            value = saved(node, names[left]).t() @ gradients
+        if edge in names:
+            factor = saved(node, names[left + right - edge])
+            if factor.layout != torch.strided:  # as of a graph's neighbours
+                return None
+            value = gradients @ factor.t() if edge == left else factor.t() @ gradients
         else:  # a shift, which may be broadcast
             value = gradients.sum_to_size(num_tasks, *(1,) * (2 - len(shape)), *shape)
         pushed[edge] = value.reshape(num_tasks, *shape)
