@@ -1,5 +1,7 @@
 """Whose rows are whose: packed batches, and the ways to name tasks."""
 
+import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -278,4 +280,19 @@ def test_same_layout_again_and_another_one() -> None:
     for tasks in (UNSORTED, UNSORTED, [0, 0, 0, 1, 2, 2], [1, 1, 0, 0, 0, 1], UNSORTED):
         per_task.backward(distance(twin(x)), tasks)
         aligner.backward(distance(model(x)), tasks)
+        assert_same_gradients(model, twin, 1e-9)
+
+
+def test_rows_that_only_some_forwards_declare() -> None:
+    """The same graph, with and without: what was declared in one is not taken for so in another."""
+    model = Model(lambda m, x: m.b(m.a(x).tanh()), a=nn.Linear(D, D), b=nn.Linear(D, D)).double()
+    twin = copy.deepcopy(model)
+    aligner, reference = attach(model), Aligner(twin, TASKS, engine="per_task")
+    for step in range(9):
+        x = torch.randn(B, D, dtype=torch.float64)
+        with gradvac.rows(torch.tensor(UNSORTED)) if step % 3 == 1 else nullcontext():
+            losses = distance(model(x))
+        for own, by, given in ((model, aligner, losses), (twin, reference, distance(twin(x)))):
+            own.zero_grad()
+            by.backward(given, UNSORTED)
         assert_same_gradients(model, twin, 1e-9)

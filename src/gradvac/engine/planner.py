@@ -10,7 +10,7 @@ from gradvac.engine.declared_rows import DeclaredRows, listen
 from gradvac.engine.familiar import FamiliarOperations
 from gradvac.engine.graph import Graph, GraphSignature, NotSeparable
 from gradvac.engine.losses import Losses
-from gradvac.engine.plan import Plan
+from gradvac.engine.plan import How, Plan
 from gradvac.engine.probe import Subject, check_hooks, probe
 from gradvac.utils.devices import is_captured
 from gradvac.utils.hints import warn_caller
@@ -65,7 +65,7 @@ class Planner:
         if known.refusals:
             known.check(graph)
         subject = Subject(graph, losses, declared, self._names, self._tasks)
-        fitting = next((one for one in known.plans if one.fits(graph, subject.num_rows)), None)
+        fitting = next((one for one in known.plans if _fits(one, subject)), None)
         is_seen = fitting is not None and fitting.has_seen(losses.present)
         if fitting is not None and is_seen and known.is_finished and not verify:
             if fitting.refusal is not None:
@@ -111,6 +111,14 @@ class Planner:
         rest = [other for other in known.plans if not other.unfinished]
         known.plans[:] = [plan, *rest][:_MOST_PLANS]
         return plan
+
+
+def _fits(plan: Plan, subject: Subject) -> bool:
+    """Whether a plan holds for these sizes, and this forward declares what that one declared."""
+    junctions = plan.partition.junctions
+    by_rows = (number for (number, _), how in plan.owners.items() if how is How.DECLARED)
+    is_declared = all(subject.declared_at(junctions[n].position) is not None for n in by_rows)
+    return is_declared and plan.fits(subject.graph, subject.num_rows)
 
 
 class _Known(NamedTuple):
