@@ -155,7 +155,7 @@ void read_slices(const ag::Node* node, Content& to) {
   if (fn) to.put(kind_of(fn)), to.put(slices.base), to.put(slices.view);
 }
 
-// `Memory` of graph.py, of a node that writes a slice or reads one of what was written: where the whole and the slice
+// `Memory` of slices.py, of a node that writes a slice or reads one of what was written: where the whole and the slice
 // lie, and which operation wrote it.
 std::optional<py::tuple> memory_of(const py::handle& given) {
   if (!ag::THPCppFunction_Check(given.ptr())) return {};
