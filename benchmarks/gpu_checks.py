@@ -163,6 +163,29 @@ def check_entries() -> None:
         report(f"lookups beside products {dtype}", error(together.flatten(1), exact), limit)
 
 
+def check_lookups() -> None:
+    """Tables that are only looked up, few rows of them, and those that are also a head's."""
+    for num_tasks, num_rows, width in ((3, 300, 40), (25, 50_000, 1024), (100, 4000, 768)):
+        tasks = torch.randint(0, num_tasks, (256,))
+        segments = Segments(tasks, num_tasks, DEVICE)
+        tokens = (num_rows * torch.rand(256 * 16, device=DEVICE) ** 3).long()
+        for dtype in (torch.float32, torch.bfloat16):
+            values = torch.randn(256 * 16, width, device=DEVICE).to(dtype)
+            exact = Lookup(values.double(), tokens, num_rows, segments).of_few_rows()[1].flatten(1)
+            found = Lookup(values, tokens, num_rows, segments)
+            name = f"lookups T={num_tasks} V={num_rows} {dtype}"
+            report(f"{name}, Gram matrix", error(found.gram(), exact @ exact.t()), 1e-6)
+            start, end = num_rows // 3, num_rows // 2
+            before = torch.randn(num_tasks, end - start + 5, width, device=DEVICE)
+            for other, limit in ((torch.float32, 1e-6), (torch.bfloat16, 5e-3)):
+                part = before.to(other)[:, : end - start]
+                expected = part.double() + Lookup(
+                    values.double(), tokens, num_rows, segments
+                ).slice(start, end)
+                found.add_to(part, start)
+                report(f"{name}, added to {other}", error(part, expected), limit)
+
+
 def check_grouped() -> None:
     for dtype, limit in ((torch.bfloat16, 1e-2), (torch.float32, 1e-6), (torch.float16, 1e-2)):
         tasks = torch.tensor([0, 2, 2, 0, 3, 3, 3, 0, 2, 5, 5, 3])  # unsorted, 1 and 4 absent
@@ -393,6 +416,7 @@ def main() -> None:
         check_sweep,
         check_rules,
         check_entries,
+        check_lookups,
         check_grouped,
         check_rows,
         check_sums,

@@ -397,6 +397,60 @@ def test_a_table_above_the_limit_of_which_few_rows_are_used(
             model.zero_grad()
 
 
+def also_the_head(m: Any, tokens: Tensor) -> Tensor:
+    return F.linear(twice(m, tokens), m.words.weight)
+
+
+class LookupKernels:
+    """Stands in for `lookup_kernels.py`, which needs a GPU (gpu_checks.py)."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+
+    def add_rows(self, gradients: Tensor, keys: Tensor, rows: Tensor, start: int) -> None:
+        self.called.add("add_rows")
+        num_tasks, size, _ = gradients.shape
+        for key, row in zip(keys.tolist(), rows, strict=True):
+            if key >= 0 and start <= key // num_tasks < start + size:
+                gradients[key % num_tasks, key // num_tasks - start] += row
+
+    def gram_of_rows(self, keys: Tensor, rows: Tensor, num_tasks: int) -> Tensor:
+        self.called.add("gram_of_rows")
+        used = int((keys >= 0).sum())
+        assert keys[:used].unique().equal(keys[:used]), "ascending, each once"
+        is_same = keys[:used, None] // num_tasks == keys[:used] // num_tasks
+        products = (rows[:used] @ rows[:used].t()) * is_same
+        tasks = F.one_hot(keys[:used] % num_tasks, num_tasks).to(rows.dtype)
+        return tasks.t() @ products @ tasks
+
+
+@pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
+@pytest.mark.parametrize("table_bytes", [1, 1 << 32])
+@pytest.mark.parametrize("run", [once, twice, by_index, also_the_head])
+def test_lookups_as_on_a_gpu(
+    run: Callable[..., Tensor],
+    table_bytes: int,
+    granularity: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a table that is only looked up nothing is built, whatever its size."""
+    kernels = LookupKernels()
+    monkeypatch.setattr(contributions, "_kernels", lambda *_: kernels)
+    monkeypatch.setattr(contributions, "_FEW_BYTES", 0)
+    monkeypatch.setattr(contributions, "_ENTRY_COST", [-(1 << 40)])  # no pairs of entries
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [7 * len(TASKS) * D * 8])
+    _, batch = looked_up(run)
+    twins = Twins(batch(), rule, granularity=granularity, table_bytes=table_bytes)
+    for tasks in (UNSORTED, ONE_ABSENT, SORTED):
+        twins.case = batch()
+        twins.step(tasks)
+        for model in twins.models:
+            model.zero_grad()
+    is_split = table_bytes == 1 and run is also_the_head
+    expected = {"add_rows"} if is_split else set() if run is also_the_head else {"gram_of_rows"}
+    assert kernels.called == expected
+
+
 @pytest.mark.parametrize("length", [S, 80])
 @pytest.mark.parametrize("options", [{}, {"table_bytes": 1}], ids=["below", "above"])
 @pytest.mark.parametrize("run", [once, twice, by_index])

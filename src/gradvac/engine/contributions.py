@@ -17,10 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.kernels import Segments, by_expert, grouped_outer, joined, wide
+from gradvac.engine.kernels.stacks import HALF
+from gradvac.utils.devices import triton_module
 from gradvac.utils.native import native
 
 # Multiplications that take as long as building an entry of a task gradient, without and with a GPU.
 _ENTRY_COST = (1 << 5, 1 << 10)
+_FEW_BYTES = 1 << 26  # of task gradients, which are built in a few launches
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -93,7 +96,7 @@ class Lookup(MatrixContribution):
     tokens: Tensor  # [N]
     num_rows: int
     segments: Segments
-    _once: tuple[Tensor, Tensor] | None = None  # what `_merged` found
+    _once: tuple[Tensor, Tensor] | None = None  # what `_by_token_and_task` found
 
     def __post_init__(self) -> None:
         row_bytes = self.segments.num_tasks * self.values.shape[1] * self.values.itemsize
@@ -101,8 +104,9 @@ class Lookup(MatrixContribution):
 
     @property
     def rows_bytes(self) -> int:
-        """Of the task gradients of its rows alone."""
-        return 4 * self.segments.num_tasks * self.values.numel()
+        """Of the task gradients of its rows alone, or of what their Gram matrix takes instead."""
+        times = 1 if Lookup.have_gram([self]) else self.segments.num_tasks
+        return 4 * times * self.values.numel()
 
     @staticmethod
     def join(every: "Sequence[Lookup]") -> "Sequence[Lookup]":
@@ -117,16 +121,16 @@ class Lookup(MatrixContribution):
     def are_of_few_rows(every: "Sequence[Lookup]") -> bool:
         """Whether a table's lookups have less than three of four of its rows, each counted once.
 
-        On a GPU, where counting would mean waiting, every occurrence is counted.
+        On a GPU, where counting would mean waiting, every occurrence is counted, unless there are
+        kernels: then it is whether their values take less than the task gradients of the table.
         """
         num_rows, tokens = every[0].num_rows, [one.tokens for one in every]
         num_tokens = sum(map(len, tokens))
         if 4 * num_tokens < 3 * num_rows:
             return True
-        # Their values must not take more than the task gradients of the table.
         are_many = num_tokens > every[0].segments.num_tasks * num_rows
         if are_many or tokens[0].device.type != "cpu":
-            return False
+            return not are_many and Lookup.have_gram(every)
         is_seen = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, torch.cat(tokens), True)
         return 4 * int(is_seen.sum()) < 3 * num_rows
 
@@ -154,6 +158,23 @@ class Lookup(MatrixContribution):
         tokens, rows = self.renumbered()
         return tokens, rows.task_gradients()
 
+    @staticmethod
+    def have_gram(every: "Sequence[Lookup]") -> bool:
+        """Whether the Gram matrix of a table that is only looked up takes no task gradients.
+
+        There are kernels for it, and these would be so large that it is worth their launches.
+        """
+        if not every or _kernels(*[one.values for one in every]) is None:
+            return False
+        num_rows = min(every[0].num_rows, sum(len(one.tokens) for one in every))
+        return every[0].built_bytes // every[0].num_rows * num_rows > _FEW_BYTES
+
+    def gram(self) -> Tensor:
+        """`[T, T]`."""
+        keys, rows = self._by_token_and_task()
+        gram: Tensor = _kernels(self.values).gram_of_rows(keys, rows, self.segments.num_tasks)
+        return gram
+
     def total(self) -> Tensor:
         return self._sum(self.values)
 
@@ -173,8 +194,17 @@ class Lookup(MatrixContribution):
         """
         if not gradients.numel():
             return gradients
-        is_narrow = gradients.dtype in (torch.bfloat16, torch.float16)
-        places, values = self._merged() if is_narrow else (self._places(), self.values)
+        is_narrow = gradients.dtype in HALF
+        is_part = start > 0 or gradients.shape[1] < self.num_rows
+        kernels = _kernels(self.values, gradients) if is_narrow or is_part else None
+        if kernels is not None:
+            kernels.add_rows(gradients, *self._by_token_and_task(), start)
+            return gradients
+        places, values = self._places(), self.values
+        if is_narrow:  # frequent tokens would lose their small summands
+            keys, values = self._by_token_and_task()
+            tokens, tasks = keys // self.segments.num_tasks, keys % self.segments.num_tasks
+            places = torch.where(keys < 0, 0, tasks * self.num_rows + tokens)
         num_tasks, size, width = gradients.shape
         apart = gradients.stride(0) // width  # rows of the memory from task to task
         if start or apart != self.num_rows or size != self.num_rows:
@@ -204,17 +234,28 @@ class Lookup(MatrixContribution):
             total = values.new_zeros(self.num_rows, values.shape[1], dtype=wide(values.dtype))
         return total.index_add_(0, self.tokens, values.to(total.dtype))
 
-    def _merged(self) -> tuple[Tensor, Tensor]:
-        """Places in order, and values: of those at one place the first has the sum, others zero.
+    def _by_token_and_task(self) -> tuple[Tensor, Tensor]:
+        """Sums of the values by token and task, in float32 or better, `[N, I]`.
 
-        Frequent tokens would lose their small summands in 16 bits: they are summed in float32.
+        Their keys, `token * T + task`, come first, in order; then -1 for what is left.
         """
         if self._once is None:
-            places, order, first, slot = _numbered(self._places())
-            sums = torch.zeros_like(self.values, dtype=torch.float32)
-            sums.index_add_(0, slot, self.values[order].float())
-            self._once = (places, sums[slot] * first[:, None])
+            ascending, order, _, slot = _numbered(
+                self.tokens * self.segments.num_tasks + self._tasks()
+            )
+            keys = torch.full_like(ascending, -1).scatter_(0, slot, ascending)
+            rows = torch.empty_like(slot).scatter_(0, order, slot)
+            values = self.values.to(wide(self.values.dtype))
+            self._once = (keys, torch.zeros_like(values).index_add_(0, rows, values))
         return self._once
+
+
+def _kernels(*of: Tensor) -> Any:
+    """The module of kernels for lookups, or None where they cannot be used."""
+    if not all(one.is_cuda and one.dtype in (*HALF, torch.float32) for one in of):
+        return None
+    kernels = triton_module("gradvac.engine.kernels.lookup_kernels")
+    return kernels if kernels is not None and of[0].shape[-1] <= kernels.WIDEST else None
 
 
 def _numbered(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

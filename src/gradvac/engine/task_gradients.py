@@ -41,10 +41,11 @@ class ParameterGradients:
     """The contributions to one parameter: its Gram matrix and its combined gradient.
 
     Most contributions are built and added up, `[T, *shape]`, with two exceptions. Of a table that
-    is only looked up, and of which a batch uses few rows, those rows alone are built. A table that
-    is too large is split: its Gram matrix is taken by pairs of entries where those are few, else by
-    slices of rows (of those that the batch uses, if it is only looked up), and its combined
-    gradient from the contributions themselves, at the price of a second product.
+    is only looked up, and of which a batch uses few rows, those rows alone are built; on a GPU not
+    even those. A table that is too large is split: its Gram matrix is taken by pairs of entries
+    where those are few, else by slices of rows (of those that the batch uses, if it is only looked
+    up), and its combined gradient from the contributions themselves, at the price of a second
+    product.
 
     Args:
         parameter: The parameter.
@@ -110,6 +111,11 @@ class ParameterGradients:
         else:
             self._given, self.block = contribution.add_to(self._writable()), None
 
+    @property
+    def is_unbuilt(self) -> bool:
+        """Its Gram matrix and its combined gradient are taken from the contributions."""
+        return self.is_split or (self._gradients is None and Lookup.have_gram(self._lookups))
+
     def add_stack(self, block: Tensor, number: int) -> None:
         """Add task gradients `[T, P]`, which are a part of a block."""
         if not self.has_begun:
@@ -139,7 +145,7 @@ class ParameterGradients:
 
     @property
     def nbytes(self) -> int:
-        """Of what is held once all contributions are built."""
+        """Of what is held when it is weighed, beside what is kept."""
         held = 0 if self._gradients is None else self._gradients.nbytes
         for lookup in self._lookups:
             held += 0 if self.is_split else min(lookup.rows_bytes, lookup.built_bytes)
@@ -177,8 +183,10 @@ class ParameterGradients:
 
     def gram(self) -> Tensor:
         """`[T, T]`."""
-        if not self.is_split:
+        if not self.is_unbuilt:
             return gram(self.stack())
+        if not self._products and self._gradients is None and Lookup.have_gram(self._lookups):
+            return Lookup.join(self._lookups)[0].gram()
         every = (*self._products, *self._lookups)
         by_entries = gram_of_entries(every) if self._gradients is None else None
         if by_entries is not None:
@@ -210,8 +218,8 @@ class ParameterGradients:
         return total
 
     def combine(self, weights: Tensor) -> Tensor:
-        """sum_t weights[t] g_t; of a table that is split, without ever building the g_t."""
-        if not self.is_split:
+        """sum_t weights[t] g_t; of a table that is not built, without ever building the g_t."""
+        if not self.is_unbuilt:
             return self.spread(combine(weights, self.stack()))
         parts = [one.weighted(weights) for one in self._products]
         if self._gradients is not None:
@@ -412,7 +420,7 @@ class TaskGradients:
         assert self._write is not None
         components = list(dict.fromkeys([gradients.component for gradients in every]))
         number_of = {component: number for number, component in enumerate(components)}
-        split = [gradients for gradients in every if gradients.is_split]
+        split = [g for g in every if g.is_unbuilt and self.metric is None]
         built, stacks = self._built(every, number_of)
         numbers = [number_of[gradients.component] for gradients in built]
         products = seen = stacked(stacks, numbers, len(components)) if built else None
@@ -444,7 +452,7 @@ class TaskGradients:
         has_metric = self.metric is not None
         built, stacks = ([], []) if has_metric else self._blocks_of(components)
         blocks = set(map(id, stacks))
-        lone = [g for g in every if not g.is_split and id(g.block) not in blocks]
+        lone = [g for g in every if id(g.block) not in blocks and (has_metric or not g.is_unbuilt)]
         return built + lone, stacks + [gradients.stack(dense=has_metric) for gradients in lone]
 
     def _blocks_of(

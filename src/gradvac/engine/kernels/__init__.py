@@ -5,6 +5,7 @@ segments.py        entries by task: bring together, sum, multiply, mask
 sketches.py        random projections, by which gradients are compared
 triton_kernels.py  the same on CUDA
 product_kernels.py products by task on CUDA
+lookup_kernels.py  lookups by token and task on CUDA
 """
 
 from gradvac.engine.kernels.segments import (
