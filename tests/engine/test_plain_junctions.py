@@ -94,9 +94,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     build = plain_junctions.build_together
 
-    def counted(arrived: Any) -> Any:
-        found.append(len(arrived))
-        return build(arrived)
+    def counted(groups: Any) -> Any:
+        if groups:
+            found.append(sum(len(group.junctions) for group in groups))
+        return build(groups)
 
     monkeypatch.setattr(builder, "build_together", counted)
     return found
@@ -304,9 +305,9 @@ def test_operands_are_freed_as_they_are_built(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(builder.GradientBuilder, "capture", lambda _: {})
     build, alive = plain_junctions.build_together, list[int]()
 
-    def watched(arrived: Any) -> Any:
-        gradients = [weakref.ref(one.gradient) for one in arrived]
-        for built in build(arrived):
+    def watched(groups: Any) -> Any:
+        gradients = [weakref.ref(one) for group in groups for one in group.gradients]
+        for built in build(groups):
             yield built
             alive.append(sum(one() is not None for one in gradients))
 

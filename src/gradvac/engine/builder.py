@@ -22,7 +22,13 @@ from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import MeasuredOwners
 from gradvac.engine.passes import copies
-from gradvac.engine.plain_junctions import Arrived, PlainJunction, build_together
+from gradvac.engine.plain_junctions import (
+    Alike,
+    Arrived,
+    PlainJunction,
+    build_together,
+    group_alike,
+)
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.pushes import push_at_once
 
@@ -95,7 +101,7 @@ class GradientBuilder:
         self._below: dict[int, _Below] = {}  # by position
         self._by_task: Segments | None = None
         self._waiting: list[Arrived] = []
-        self.take_caught: Callable[[], list[Arrived]] | None = None
+        self.take_caught: Callable[[], list[Alike]] | None = None
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
@@ -129,7 +135,7 @@ class GradientBuilder:
         num_bytes, budget = arrived.nbytes, self._budget
         budget.freed += self.freed_share * num_bytes
         if arrived.is_large and captured is None:
-            self._build_plain([arrived])
+            self._build_plain(group_alike([arrived]))
             return
         self._waiting.append(arrived)
         budget.operands += num_bytes
@@ -212,15 +218,15 @@ class GradientBuilder:
     @torch.no_grad()
     def build_waiting(self) -> None:
         """Deliver what waits."""
-        if self.take_caught is not None:
-            self._waiting += self.take_caught()
-        if self._waiting:
-            waiting, self._waiting, self._budget.operands = self._waiting, [], 0
-            self._build_plain(waiting)
+        caught = [] if self.take_caught is None else self.take_caught()
+        waiting, self._waiting, self._budget.operands = self._waiting, [], 0
+        groups = group_alike(waiting)
+        del waiting  # operands are let go of as they are built
+        self._build_plain(groups + caught)
 
-    def _build_plain(self, every: list[Arrived]) -> None:
-        numbers = [one.junction.number for one in every]
-        for targets, stack, segments in build_together(every):
+    def _build_plain(self, groups: Sequence[Alike]) -> None:
+        numbers = [one.number for group in groups for one in group.junctions]
+        for targets, stack, segments in build_together(groups):
             parameters = [one for one in targets if isinstance(one, Tensor)]
             if parameters:  # all are, or none
                 self._sink.add_block(parameters, stack)

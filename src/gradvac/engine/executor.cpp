@@ -682,14 +682,14 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
 class Arrivals : public std::enable_shared_from_this<Arrivals> {
  public:
   enum class Node { addmm, mm, layer_norm, rms_norm, mul, expand, tap, end };  // end: an expansion at which the pass ends
-  using Given = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // number, place in the walk, node, edge of a factor
-  using Caught = std::tuple<int64_t, Tensor, Tensors>;           // number, output gradient, what the node saved
+  using Given = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;  // number, place in the walk, node, edge of a factor; those of equal numbers may be alike; number of where rows lie
+  using Group = std::tuple<std::vector<int64_t>, Tensors, std::vector<Tensors>, int64_t>;  // numbers of alike junctions, output gradients, what nodes saved (`Alike`); where rows lie
 
   Arrivals(const Walk& walk, const std::vector<Given>& every, std::vector<std::vector<int64_t>> groups, double freed_share, py::function overflow, py::function done, py::function other)
       : first_(walk.first), groups_(std::move(groups)), freed_share_(freed_share), overflow_(std::move(overflow)), done_(std::move(done)), other_(std::move(other)) {
     for (auto& of_junction : groups_) for (auto group : of_junction) num_left_[group]++;
-    for (auto& [number, place, node, edge] : every) {
-      junctions_.push_back({number, walk.nodes.at(place), Node(node), edge});
+    for (auto& [number, place, node, edge, like, rows] : every) {
+      junctions_.push_back({number, walk.nodes.at(place), Node(node), edge, like, rows});
       if (!read(junctions_.back(), nullptr)) junctions_.pop_back();
     }
   }
@@ -699,9 +699,9 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     std::vector<int64_t> numbers;
     for (size_t n = 0; n < junctions_.size(); n++) {
       auto hook = std::make_unique<Arrive>(shared_from_this(), n);
-      auto& [_, node, kind, __] = junctions_[n];
-      kind == Node::end ? node->add_tensor_pre_hook(std::move(hook)) : node->add_pre_hook(std::move(hook));
-      numbers.push_back(junctions_[n].number);
+      auto& one = junctions_[n];
+      one.kind == Node::end ? one.node->add_tensor_pre_hook(std::move(hook)) : one.node->add_pre_hook(std::move(hook));
+      numbers.push_back(one.number);
     }
     return numbers;
   }
@@ -716,7 +716,24 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     overflow_ = done_ = other_ = py::function();  // what hangs on nodes may be freed without the GIL
   }
 
-  std::vector<Caught> take() { return std::exchange(caught_, {}); }
+  // What was caught, by what can be built together.
+  std::vector<Group> take() {
+    std::vector<Group> groups;
+    std::map<std::vector<int64_t>, size_t> places;
+    for (auto& [one, gradient, saved] : std::exchange(caught_, {})) {
+      flatten(one, gradient, saved);
+      auto& first = saved.empty() ? gradient : saved[0];
+      std::vector<int64_t> key{one.like, one.rows, int64_t(gradient.scalar_type()), int64_t(first.scalar_type()), gradient.dim()};
+      for (auto* part : {&gradient, &first}) key.insert(key.end(), part->sizes().begin(), part->sizes().end());
+      auto [place, is_new] = places.emplace(std::move(key), groups.size());
+      if (is_new) groups.emplace_back(std::vector<int64_t>(), Tensors(), std::vector<Tensors>(saved.size()), one.rows);
+      auto& [numbers, gradients, every, _] = groups[place->second];
+      numbers.push_back(one.number);
+      gradients.push_back(std::move(gradient));
+      for (size_t i = 0; i < saved.size(); i++) every[i].push_back(std::move(saved[i]));
+    }
+    return groups;
+  }
 
   // Bytes of what was caught, and what the pass has freed, since it was asked last.
   std::pair<double, double> take_counts() { return {std::exchange(operands_, 0.), std::exchange(freed_, 0.)}; }
@@ -736,9 +753,19 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     int64_t number;
     ag::Node* node;
     Node kind;
-    int64_t edge;
+    int64_t edge, like, rows;
     bool is_of_region() const { return kind == Node::tap || kind == Node::end; }
   };
+
+  struct Caught { One one; Tensor gradient; Tensors saved; };
+
+  // As matrices, unless a factor was broadcast.
+  static void flatten(const One& one, Tensor& gradient, Tensors& saved) {
+    if (one.kind == Node::mul && saved[0].sizes() != gradient.sizes()) return;
+    auto width = gradient.size(-1), num = gradient.numel() / width;
+    gradient = gradient.reshape({num, width});
+    for (auto& part : saved) part = part.reshape({num, part.numel() / num});
+  }
 
   struct Arrive : ag::FunctionPreHook {
     std::shared_ptr<Arrivals> arrivals;
@@ -814,7 +841,7 @@ class Arrivals : public std::enable_shared_from_this<Arrivals> {
     TORCH_CHECK(read(one, &saved), "a node is not as it was before the pass");
     if (one.kind == Node::tap) saved.push_back(gradients[1].flatten(0, -2));
     auto bytes = double(gradients[0].nbytes()) + (saved.empty() ? 0. : double(saved[0].nbytes()));
-    caught_.emplace_back(one.number, gradients[0], std::move(saved));
+    caught_.push_back({one, gradients[0], std::move(saved)});
     operands_ += bytes;
     freed_ += freed_share_ * bytes;
     if (operands_ > room_ + std::max(0., slack_ + freed_)) call(overflow_);

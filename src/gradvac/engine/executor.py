@@ -43,7 +43,7 @@ from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.passes import arrive_at_tap, stands_for_model_alone
-from gradvac.engine.plain_junctions import Arrived, PlainJunctions, Target, target_of
+from gradvac.engine.plain_junctions import Alike, Arrived, PlainJunctions, Target, target_of
 from gradvac.engine.plan import Plan
 from gradvac.engine.task_gradients import (
     ParameterGradients,
@@ -314,15 +314,14 @@ class _Rest:
 class _Catch(NamedTuple):
     """Junctions that are caught, as C++ is told of them, and where rows lie in them."""
 
-    given: list[tuple[int, int, int, int]]
+    given: list[tuple[Any, ...]]  # as in KnownGraphs; equal where alike; number of the place
     places: list[tuple[Layout, tuple[int, ...]]]  # layout and shape
-    place_of: dict[int, int]  # by number of the junction
 
 
 def _choose(known: KnownGraphs, builder: GradientBuilder) -> _Catch:
     """Those that wait for others once they have arrived."""
     graph, plan = builder.graph, builder.plan
-    given, place_of = [], dict[int, int]()
+    given = list[tuple[Any, ...]]()
     places: dict[tuple[Layout, tuple[int, ...]], int] = {}
     for one in known.catchable:
         junction, how = builder.plain.by_number[one[0]], plan.owners[one[0], 0]
@@ -334,9 +333,8 @@ def _choose(known: KnownGraphs, builder: GradientBuilder) -> _Catch:
         like = partial(without_memory, dtype=described.dtype, device=rows.device)
         saved = (like((size, junction.inner)),) if junction.inner else ()
         if not Arrived(junction, saved, like(shape), rows).is_large:
-            given.append(one)
-            place_of[one[0]] = places.setdefault((how, shape), len(places))
-    return _Catch(given, list(places), place_of)
+            given.append((*one, junction.like, places.setdefault((how, shape), len(places))))
+    return _Catch(given, list(places))
 
 
 class CaughtJunctions:
@@ -371,7 +369,7 @@ class CaughtJunctions:
         key = (builder.num_tasks, builder.rows_in_order, builder.limits)
         if key not in known.caught:
             known.caught[key] = _choose(known, builder)
-        given, places, self._place_of = known.caught[key]
+        given, places = known.caught[key]
         every = (builder.rows_at(*place) for place in places)
         self._rows = [rows for rows in every if rows is not None]  # all: they were chosen so
         called = (self._overflow, self._complete, self._other)
@@ -380,13 +378,13 @@ class CaughtJunctions:
         self.numbers = frozenset(self._arrivals.start())
         builder.take_caught = self.take
 
-    def take(self) -> list[Arrived]:
+    def take(self) -> list[Alike]:
         """What has arrived and was not taken yet."""
         self._count()
-        by_number, rows, place_of = self._builder.plain.by_number, self._rows, self._place_of
+        by_number = self._builder.plain.by_number
         return [
-            Arrived(by_number[number], tuple(saved), gradient, rows[place_of[number]])
-            for number, gradient, saved in self._arrivals.take()
+            Alike([by_number[n] for n in numbers], gradients, saved, self._rows[place])
+            for numbers, gradients, saved, place in self._arrivals.take()
         ]
 
     def complete_with(self, number: int) -> list[int]:

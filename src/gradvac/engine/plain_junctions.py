@@ -140,6 +140,32 @@ class Arrived(NamedTuple):
         return not self.junction.kind.is_in_place(self)
 
 
+@dataclass
+class Alike:
+    """Junctions whose operands are alike, and what they need to be built."""
+
+    junctions: list[PlainJunction]
+    gradients: list[Tensor]
+    saved: list[list[Tensor]]  # the first of each, the second of each, ...
+    segments: Segments
+
+    @property
+    def num_at_once(self) -> int:
+        """How many are built together."""
+        saved = tuple([of_all[0] for of_all in self.saved])
+        first = Arrived(self.junctions[0], saved, self.gradients[0], self.segments)
+        most = _JOINED_BYTES[first.gradient.is_cuda][1]
+        return 1 if first.is_large else max(1, most // max(1, first.nbytes))
+
+    def take(self, num: int) -> "Alike":
+        """Some of them, which are no longer here."""
+        saved = [of_all[:num] for of_all in self.saved]
+        taken = Alike(self.junctions[:num], self.gradients[:num], saved, self.segments)
+        self.junctions, self.gradients = self.junctions[num:], self.gradients[num:]
+        self.saved = [of_all[num:] for of_all in self.saved]
+        return taken
+
+
 class BuiltStack(NamedTuple):
     """Task gradients of some weights, or shifts, that are alike."""
 
@@ -239,47 +265,52 @@ def target_of(graph: Graph, path: ParameterPath) -> Target:
     return parameter
 
 
-def build_together(every: list[Arrived]) -> Iterator[BuiltStack]:
-    """Build some junctions, those that are alike as one; the list is emptied on the way."""
-    alike: dict[Hashable, list[Arrived]] = {}
+def group_alike(every: Sequence[Arrived]) -> list[Alike]:
+    """Junctions by what can be built together."""
+    groups: dict[Hashable, Alike] = {}
     for one in every:
         gradient, first = one.gradient, one.first
         kind = (one.junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype)
-        alike.setdefault((*kind, id(one.segments)), []).append(one)
-    every.clear()
-    for group in alike.values():
-        most = _JOINED_BYTES[group[0].gradient.is_cuda][1]
-        at_once = 1 if group[0].is_large else max(1, most // max(1, group[0].nbytes))
-        while group:
-            part = group[:at_once]
-            del group[:at_once]
-            yield from _build(part)
+        key = (*kind, id(one.segments))
+        if key not in groups:
+            groups[key] = Alike([], [], [[] for _ in one.saved], one.segments)
+        group = groups[key]
+        group.junctions.append(one.junction)
+        group.gradients.append(gradient)
+        for values, value in zip(group.saved, one.saved, strict=True):
+            values.append(value)
+    return list(groups.values())
 
 
-def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
-    first, segments, num = every[0].junction, every[0].segments, len(every)
-    built, rows = _build_natively(every), segments
+def build_together(groups: Sequence[Alike]) -> Iterator[BuiltStack]:
+    """Build some junctions, those that are alike as one; they are let go of on the way."""
+    for group in groups:
+        num = group.num_at_once
+        while group.junctions:
+            yield from _build(group.take(num))
+
+
+def _build(part: Alike) -> Iterator[BuiltStack]:
+    first, segments, num = part.junctions[0], part.segments, len(part.junctions)
+    built, rows = _build_natively(part), segments
     if first.is_used_again:
         rows, num = segments.repeated(num, are_same=True), 1
     if built is None:
-        gradients = [one.gradient for one in every]
-        saved = [[*values] for values in zip(*[one.saved for one in every], strict=True)]
-        built = first.kind.build(first, gradients, saved, rows)
+        built = first.kind.build(first, part.gradients, part.saved, rows)
     weights, shifts = built
-    targets = [one.junction for one in every[:num]]
+    targets = part.junctions[:num]
     stack = weights.reshape(num, segments.num_tasks, -1)
     yield BuiltStack([one.weight for one in targets], stack, segments)
     if shifts is not None:
         yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
 
 
-def _build_natively(every: Sequence[Arrived]) -> Sums | None:
-    kernels, first, segments = native(), every[0].junction, every[0].segments
-    if kernels is None or every[0].gradient.is_cuda or first.kind.build is _build_sums:
+def _build_natively(part: Alike) -> Sums | None:
+    kernels, first, segments = native(), part.junctions[0], part.segments
+    if kernels is None or part.gradients[0].is_cuda or first.kind.build is _build_sums:
         return None
-    x, *statistics = ([*values] for values in zip(*[one.saved for one in every], strict=True))
-    gradients = [one.gradient for one in every]
-    given = (gradients, segments.tasks, segments.num_tasks)
+    x, *statistics = part.saved
+    given = (part.gradients, segments.tasks, segments.num_tasks)
     ends = (first.shift is not None, first.is_used_again)
     built: Sums | None
     if first.kind.build is _build_products:
@@ -341,7 +372,7 @@ def _build_sums(
 
 def _flat(junction: PlainJunction, parts: Parts, width: int) -> Parts:
     """As matrices; of weights that are used again, those of all uses as one."""
-    flat = [part.reshape(-1, width) for part in parts]
+    flat = [part if part.dim() == 2 else part.reshape(-1, width) for part in parts]
     return [torch.cat(flat)] if junction.is_used_again and len(flat) > 1 else flat
 
 
