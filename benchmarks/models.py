@@ -9,7 +9,8 @@ Hugging Face's architectures at the sizes of their published configs, with rando
 nothing is downloaded. A step is forward, backward and AdamW, under bf16 autocast on a GPU; rows of
 the tasks are interleaved. `eager` is one_backward over the plain step; `compiled` is one_backward
 with `backend="gradvac"` over the plain step with torch.compile; `recorded` is one_backward as a
-CUDA graph, over the compiled plain step too, or the eager one where that does not run. `--by-layer`
+CUDA graph, over the compiled plain step too, or the eager one where that does not run; `both` is a
+compiled model recorded. `--by-layer`
 compiles every layer by itself, which takes a fraction of the time. `--padding` gives rows that end
 early a mask, as collators do; recorded steps of BERT and T5 need it, because transformers makes no
 mask for full rows, but one while it is recorded.
@@ -43,7 +44,8 @@ from torch import Tensor, nn
 from gradvac import Aligner, GradVac
 from gradvac.engine import compile_tapped
 
-MODES = ("eager", "compiled", "recorded")
+MODES = ("eager", "compiled", "recorded", "both")
+RECORDED = ("recorded", "both")
 PLAIN = 0  # in place of a number of tasks
 WARMUP = 11  # the first probes are over then
 
@@ -266,12 +268,12 @@ class Bench:
             if self._args.padding and "input_ids" in batch.inputs:
                 batch.inputs["attention_mask"] = padding_mask(batch.inputs["input_ids"])
         called = model
-        if mode == "compiled":
+        if mode in ("compiled", "both"):
             backend = "inductor" if tasks == [PLAIN] else compile_tapped
             called = compile_model(model, backend, self._args.by_layer)
         is_cuda = self._device == "cuda"
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=1e-5, fused=is_cuda, capturable=mode == "recorded"
+            model.parameters(), lr=1e-5, fused=is_cuda, capturable=mode in RECORDED
         )
         for num_tasks in tasks:
             backward = self._backward(called, batch, num_tasks, key=(mode, num_tasks))
@@ -307,7 +309,7 @@ class Bench:
         for _ in range(WARMUP - 2):
             step()
         probes = peak_gib(self._device)
-        if key[0] == "recorded":
+        if key[0] in RECORDED:
             step = captured(step)
         step()
         self.wait()
