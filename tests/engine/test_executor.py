@@ -7,7 +7,7 @@ import gc
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -752,6 +752,31 @@ def test_a_walk_keeps_its_nodes(kernels: Any) -> None:
     assert held() is None
 
 
+def _graph(of: Tensor) -> list[object]:
+    """All nodes, and where their edges go."""
+    nodes: dict[Any, object] = {of.grad_fn: None}
+    for node in (waiting := list(nodes)):
+        nodes[node] = node.next_functions
+        waiting += [child for child, _ in node.next_functions if child and child not in nodes]
+    return list(nodes.items())
+
+
+def test_a_pass_leaves_the_graph_as_it_was(way: str, ran: Counter[str]) -> None:
+    """Ways to parameters are open again, so that another pass says that the first used it up."""
+    case = small_case()
+    aligner, parameters = attach(case.model, GradVac()), list(case.model.parameters())
+    for _ in range(5):
+        losses = distance(case.model(*case.inputs))
+        before = _graph(losses)
+        aligner.backward(losses, UNSORTED)
+        assert _graph(losses) == before
+    assert ran[way]
+    given = copy.deepcopy([parameter.grad for parameter in parameters])
+    with pytest.raises(RuntimeError, match="a second time"):
+        losses.sum().backward()
+    torch.testing.assert_close(given, [parameter.grad for parameter in parameters])
+
+
 def test_a_pass_that_fails_leaves_nothing(way: str, ran: Counter[str]) -> None:
     """Somebody wrote over what was saved, sees the error, and goes on with the next batch."""
 
@@ -772,8 +797,10 @@ def test_a_pass_that_fails_leaves_nothing(way: str, ran: Counter[str]) -> None:
         model.spoils = step in (4, 5, 7)  # type: ignore[assignment]
         losses = distance(model(x))
         if model.spoils:
+            before = _graph(losses)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 aligner.backward(losses, UNSORTED)
+            assert _graph(losses) == before
         else:
             aligner.backward(losses, UNSORTED)
     del losses
@@ -805,8 +832,11 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     given = (0, place, 0, 1, True, 2, -1, 0)
     parameters = [first.weight, first.bias]
 
+    def planned(junction: tuple[Any, ...], beside: Sequence[int], *ways: tuple[int, int]) -> Any:
+        return kernels.Plan([junction], parameters, [0, 0], 1, beside, ways)
+
     def run(junction: tuple[Any, ...], walk: Any, tasks: Tensor = index, num: int = 3) -> Any:
-        plan = kernels.Plan([junction], parameters, [0, 0], 1, [])
+        plan = planned(junction, [], (place, 0), (place, 2))
         assert plan.run([first.weight, other[1].bias], walk, [tasks], num) is None
         assert plan.run(parameters[:1], walk, [tasks], num) is None
         return plan.run(parameters, walk, [tasks], num)
@@ -825,9 +855,10 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     assert run(given, walks[0], index, 2) is None  # a task outside
     assert run(given, walks[0], index[:4]) is None
     assert run(given, walks[0], index.int()) is None
-    for beside in (99, -1):
-        plan = kernels.Plan([given], parameters, [0, 0], 1, [beside])
-        assert plan.run(parameters, walks[0], [index], 3) is None
+    for wrong in (99, -1):
+        for plan in (planned(given, [wrong]), planned(given, [], (place, 0), (wrong, 0))):
+            assert plan.run(parameters, walks[0], [index], 3) is None
+        assert planned(given, [], (place, wrong)).run(parameters, walks[0], [index], 3) is None
     step = run(given, walks[0])
     assert step.grams().shape == (1, 3, 3)
     with pytest.raises(ValueError, match="built"):

@@ -389,10 +389,11 @@ struct Plan {
   std::vector<int64_t> components;      // theirs; -1: what Python made of parameters
   int64_t num_components;
   std::vector<int64_t> others;  // places of junctions that Python builds
+  std::vector<std::pair<int64_t, int64_t>> ways;  // edges (place, number) from junctions to what is made of parameters
   at::ScalarType dtype;
 
-  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_, std::vector<int64_t> others_)
-      : components(std::move(components_)), num_components(num_components_), others(std::move(others_)), dtype(every.at(0).scalar_type()) {
+  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_, std::vector<int64_t> others_, std::vector<std::pair<int64_t, int64_t>> ways_)
+      : components(std::move(components_)), num_components(num_components_), others(std::move(others_)), ways(std::move(ways_)), dtype(every.at(0).scalar_type()) {
     for (auto& one : every) parameters.push_back(one.unsafeGetTensorImpl());
     for (auto& [kind, node, weight, shift, is_transposed, edge, below, rows] : given) junctions.push_back({Kind(kind), node, weight, shift, is_transposed, edge, below, rows});
   }
@@ -644,6 +645,42 @@ struct Step {
   }
 };
 
+// A pass to some nodes without a gradient for any parameter. To ask for the gradients of these nodes gives the same, but the
+// engine then looks every node of the graph up in a table. Here the ways to parameters are closed meanwhile.
+class ClosedPass {
+ public:
+  explicit ClosedPass(size_t num_junctions) : gradients(num_junctions) {}
+  bool close(const Plan& plan, const Walk& walk) {
+    for (auto& [place, number] : plan.ways) {
+      if (place < 0 || place >= int64_t(walk.nodes.size()) || number < 0 || number >= int64_t(walk.nodes[place]->num_outputs())) return false;
+      closed_.emplace_back(&walk.nodes[place]->next_edges()[number], ag::Edge());
+      std::swap(*closed_.back().first, closed_.back().second);
+    }
+    for (size_t n = 0; n < gradients.size(); n++) {
+      nodes_.push_back(walk.nodes[plan.junctions[n].node]);
+      nodes_.back()->add_pre_hook(std::make_unique<Keep>(gradients[n]));
+    }
+    return true;
+  }
+  ~ClosedPass() {
+    for (auto* node : nodes_) node->pre_hooks().clear();  // there were no others
+    for (auto& [edge, way] : closed_) *edge = std::move(way);
+  }
+  Tensors gradients;  // of the nodes' outputs
+
+ private:
+  struct Keep : ag::FunctionPreHook {
+    Tensor& to;
+    explicit Keep(Tensor& gradient) : to(gradient) {}
+    ag::variable_list operator()(const ag::variable_list& given) override {
+      to = given[0];
+      return given;
+    }
+  };
+  std::vector<std::pair<ag::Edge*, ag::Edge>> closed_;
+  std::vector<ag::Node*> nodes_;
+};
+
 // One backward that hands out the output gradients of all junctions, and what follows from them; nothing if this is not what was planned.
 std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& parameters, const Walk& walk, const Tensors& indices, int64_t T) {
   auto is_planned = [](const Tensor& one, const void* planned) { return one.unsafeGetTensorImpl() == planned; };
@@ -655,21 +692,30 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
   }
   std::vector<Operands> operands(plan->junctions.size());
   Captured capture{*plan, parameters, walk, rows};
-  ag::edge_list edges;
-  for (size_t n = 0; n < operands.size(); n++) {
+  for (size_t n = 0; n < operands.size(); n++)
     if (!capture(plan->junctions[n], operands[n])) return nullptr;
-    edges.emplace_back(walk.nodes[plan->junctions[n].node]->getptr(), 0);
-  }
-  for (auto place : plan->others) {
-    if (place < 0 || place >= int64_t(walk.nodes.size()) || walk.nodes[place]->num_inputs() != 1) return nullptr;
-    edges.emplace_back(walk.nodes[place]->getptr(), 0);
-  }
   Tensors gradients;
   {
     at::AutoDispatchBelowADInplaceOrView plain;
     gradients = {at::ones_like(walk.root)};
   }
-  gradients = ag::Engine::get_default_engine().execute({ag::Edge(walk.first, walk.root.output_nr())}, gradients, false, false, false, edges);
+  auto pass = [&](const ag::edge_list& edges) {
+    return ag::Engine::get_default_engine().execute({ag::Edge(walk.first, walk.root.output_nr())}, gradients, false, false, edges.empty(), edges);
+  };
+  if (plan->others.empty()) {
+    ClosedPass closed(operands.size());
+    if (!closed.close(*plan, walk)) return nullptr;
+    pass({});
+    gradients = std::move(closed.gradients);
+  } else {  // which must not run: Python reads what they saved
+    ag::edge_list edges;
+    for (auto& one : plan->junctions) edges.emplace_back(walk.nodes[one.node]->getptr(), 0);
+    for (auto place : plan->others) {
+      if (place < 0 || place >= int64_t(walk.nodes.size()) || walk.nodes[place]->num_inputs() != 1) return nullptr;
+      edges.emplace_back(walk.nodes[place]->getptr(), 0);
+    }
+    gradients = pass(edges);
+  }
   auto step = std::make_shared<Step>(plan, parameters, rows, operands, gradients, T);
   if (plan->is_whole()) step->grams();  // at once: every call from Python is slow after a backward
   return step;
@@ -887,7 +933,7 @@ void add_executor(py::module_& m) {
       .def("allow", &Arrivals::allow)
       .def("count", &Arrivals::count);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
-      .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t, std::vector<int64_t>>())
+      .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t, std::vector<int64_t>, std::vector<std::pair<int64_t, int64_t>>>())
       .def("run", &run, NoGil());
   py::class_<Step, std::shared_ptr<Step>>(m, "Step")
       .def_readonly("others", &Step::others)
