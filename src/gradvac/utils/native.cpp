@@ -249,32 +249,31 @@ INLINE void multiply(const double* a, const double* b, int64_t size, double* to)
 }
 
 #ifdef BY_PROCESSOR
-__attribute__((target("avx2,fma"))) static inline double sum_of(__m256d v) {
+// The same of two rows with four, with what those processors have for it: WIDTH numbers at once.
+#define FUSED(name, processor, Numbers, WIDTH, load, multiply_add, sum_of)                                                              \
+  __attribute__((target(processor))) static void name(const double* a, const double* b, int64_t size, double* first, double* second) { \
+    Numbers s[8] = {};                                                                                                                 \
+    for (int64_t c = 0; c < size; c += WIDTH) {                                                                                        \
+      auto x = load(a + c), y = load(a + CHUNK + c);                                                                                   \
+      _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++) {                                                                            \
+        auto z = load(b + r * CHUNK + c);                                                                                              \
+        s[r] = multiply_add(x, z, s[r]);                                                                                               \
+        s[4 + r] = multiply_add(y, z, s[4 + r]);                                                                                       \
+      }                                                                                                                                \
+    }                                                                                                                                  \
+    for (int r = 0; r < 4; r++) first[r] += sum_of(s[r]), second[r] += sum_of(s[4 + r]);                                               \
+  }
+__attribute__((target("avx2,fma"))) static inline double sum_of_four(__m256d v) {
   auto half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
   return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
-
-// The same of two rows with four, with what those processors have for it.
-__attribute__((target("avx2,fma"))) static void multiply_fused(const double* a, const double* b, int64_t size, double* first, double* second) {
-  __m256d s[8] = {};
-  for (int64_t c = 0; c < size; c += 4) {
-    auto x = _mm256_loadu_pd(a + c), y = _mm256_loadu_pd(a + CHUNK + c);
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; r++) {
-      auto z = _mm256_loadu_pd(b + r * CHUNK + c);
-      s[r] = _mm256_fmadd_pd(x, z, s[r]);
-      s[4 + r] = _mm256_fmadd_pd(y, z, s[4 + r]);
-    }
-  }
-  for (int r = 0; r < 4; r++) {
-    first[r] += sum_of(s[r]);
-    second[r] += sum_of(s[4 + r]);
-  }
-}
-static const bool is_fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+FUSED(multiply_by_fours, "avx2,fma", __m256d, 4, _mm256_loadu_pd, _mm256_fmadd_pd, sum_of_four)
+FUSED(multiply_by_eights, "avx512f", __m512d, 8, _mm512_loadu_pd, _mm512_fmadd_pd, _mm512_reduce_add_pd)
+static const auto multiply_fused = __builtin_cpu_supports("avx512f") ? multiply_by_eights
+                                   : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? multiply_by_fours : nullptr;
 #endif
 
-// As double, T and columns rounded up to whole fours.
+// As double, T rounded up to whole fours and columns to whole eights.
 template <class Number>
 INLINE void widen(const Number* block, int64_t T, int64_t P, int64_t start, int64_t size, int64_t whole, double* to) {
   for (int64_t t = 0; t < T; t++, to += CHUNK) {
@@ -289,14 +288,14 @@ template <class Number>
 INLINE void gram_of_any(const Number* block, int64_t T, int64_t P, int64_t first, int64_t last, double* scratch, double* sums) {
   auto rows = (T + 3) / 4 * 4;  // those beyond T are zeros
   for (auto start = first; start < last; start += CHUNK) {
-    auto size = std::min(CHUNK, last - start), whole = (size + 3) / 4 * 4;
+    auto size = std::min(CHUNK, last - start), whole = (size + 7) / 8 * 8;
     widen(block, T, P, start, size, whole, scratch);
     for (int64_t i = 0; i < T; i += 2)
       for (auto j = i / 4 * 4; j < rows; j += 4) {
         auto *a = scratch + i * CHUNK, *b = scratch + j * CHUNK;
         auto *upper = sums + i * rows + j, *lower = upper + rows;
 #ifdef BY_PROCESSOR
-        if (is_fused) {
+        if (multiply_fused) {
           multiply_fused(a, b, whole, upper, lower);
           continue;
         }
