@@ -175,6 +175,9 @@ def check_lookups() -> None:
             found = Lookup(values, tokens, num_rows, segments)
             name = f"lookups T={num_tasks} V={num_rows} {dtype}"
             report(f"{name}, Gram matrix", error(found.gram(), exact @ exact.t()), 1e-6)
+            weights = 1 + 0.003 * torch.rand(num_tasks, device=DEVICE)
+            dense = Lookup(values.double(), tokens, num_rows, segments).weighted(weights)
+            report(f"{name}, weighted", error(found.weighted(weights), dense), 1e-6)
             start, end = num_rows // 3, num_rows // 2
             before = torch.randn(num_tasks, end - start + 5, width, device=DEVICE)
             for other, limit in ((torch.float32, 1e-6), (torch.bfloat16, 5e-3)):

@@ -264,6 +264,14 @@ def test_gram_matrices_by_pairs_of_entries(
     torch.testing.assert_close(found, gradients @ gradients.t(), rtol=1e-12, atol=1e-12)
 
 
+def test_weights_of_lookups_keep_their_digits() -> None:
+    """Of 16-bit values too, for which 1.003 is 1."""
+    segments = Segments(torch.tensor(UNSORTED), len(TASKS), torch.device("cpu"))
+    values, weights = torch.randn(len(UNSORTED), D).bfloat16(), torch.tensor([1.003, 1.001, 1.0005])
+    use = Lookup(values, torch.arange(len(UNSORTED)), 7, segments)
+    torch.testing.assert_close(use.weighted(weights)[:-1], values * weights[UNSORTED][:, None])
+
+
 @pytest.mark.parametrize("between", [0, 3 * D, 5])
 def test_lookups_are_added_where_task_gradients_lie(between: int) -> None:
     """Rows between those of two tasks, as padded products leave them, are no reason for a copy."""

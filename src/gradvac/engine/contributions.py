@@ -180,8 +180,7 @@ class Lookup(MatrixContribution):
 
     def weighted(self, weights: Tensor, total: Tensor | None = None) -> Tensor:
         """The same, added to a total in place if there is one."""
-        scale = weights.to(self.values.dtype)[self._tasks()]
-        return self._sum(self.values * scale[:, None], total)
+        return self._sum(_scaled(self.values, weights, self._tasks()), total)
 
     def task_gradients(self) -> Tensor:
         shape = (self.segments.num_tasks, self.num_rows, self.values.shape[1])
@@ -250,6 +249,11 @@ class Lookup(MatrixContribution):
         return self._once
 
 
+def _scaled(entries: Tensor, weights: Tensor, tasks: Tensor) -> Tensor:
+    """Entries times the weights of their tasks, in float32 or better: bf16 takes 1.003 for 1."""
+    return entries * weights.to(wide(entries.dtype))[tasks, None]
+
+
 def _kernels(*of: Tensor) -> Any:
     """The module of kernels for lookups, or None where they cannot be used."""
     if not all(one.is_cuda and one.dtype in (*HALF, torch.float32) for one in of):
@@ -303,12 +307,15 @@ class OuterProduct(MatrixContribution):
 
     def weighted(self, weights: Tensor) -> Tensor:
         if self.segments.only is not None:
-            return self.total() * weights[self.segments.only].to(self.left.dtype)
-        left, right = self.left, self.right
-        scale = weights.to(left.dtype)[self.segments.along(len(left)), None]
+            only = self.segments.only
+            return self.total() * weights[only : only + 1].to(wide(self.left.dtype))
+        left, right, tasks = self.left, self.right, self.segments.along(len(self.left))
         # The narrower one; in float16 what a GradScaler keeps in range.
-        is_left = left.shape[1] < right.shape[1] or left.dtype == torch.float16
-        return (left * scale).t() @ right if is_left else left.t() @ (right * scale)
+        if left.shape[1] < right.shape[1] or left.dtype == torch.float16:
+            left = _scaled(left, weights, tasks).to(left.dtype)
+        else:
+            right = _scaled(right, weights, tasks).to(right.dtype)
+        return left.t() @ right
 
     def transposed(self) -> "OuterProduct":
         self.left, self.right = self.right, self.left
@@ -374,8 +381,7 @@ class ExpertProducts(MatrixContribution):
         return self._sum(self.right)
 
     def weighted(self, weights: Tensor) -> Tensor:
-        scale = weights.to(self.right.dtype)[self._tasks]
-        return self._sum(self.right * scale[:, None])
+        return self._sum(_scaled(self.right, weights, self._tasks).to(self.right.dtype))
 
     def _sum(self, right: Tensor) -> Tensor:
         """Over all tasks."""

@@ -17,13 +17,13 @@ WIDEST = 16384  # a row is held in registers
 
 @triton.jit(do_not_specialize=["START", "SIZE", "T"])
 def _add_kernel(KEYS, ROWS, OUT, START, SIZE, APART, T, D, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     key = tl.load(KEYS + row)
     token = key // T - START
     if (key >= 0) & (token >= 0) & (token < SIZE):
         columns = tl.arange(0, BLOCK)
         inside = columns < D
-        added = tl.load(ROWS + row.to(tl.int64) * D + columns, mask=inside, other=0.0)
+        added = tl.load(ROWS + row * D + columns, mask=inside, other=0.0)
         place = OUT + key % T * APART + token * D + columns
         before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         tl.store(place, (before + added).to(OUT.dtype.element_ty), mask=inside)
@@ -41,17 +41,17 @@ def add_rows(gradients: Tensor, keys: Tensor, rows: Tensor, start: int) -> None:
 
 @triton.jit(do_not_specialize=["N", "T"])
 def _products_kernel(KEYS, ROWS, OUT, N, T, D, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     key = tl.load(KEYS + row)
     if key >= 0:
         columns = tl.arange(0, BLOCK)
         inside = columns < D
-        own = tl.load(ROWS + row.to(tl.int64) * D + columns, mask=inside, other=0.0)
+        own = tl.load(ROWS + row * D + columns, mask=inside, other=0.0)
         tl.store(OUT + row * T + key % T, 0.5 * tl.sum(own * own, 0))
         other = row + 1
         their_key = tl.load(KEYS + other, mask=other < N, other=-1)
         while (their_key >= 0) & (their_key // T == key // T):  # those of a token are neighbours
-            theirs = tl.load(ROWS + other.to(tl.int64) * D + columns, mask=inside, other=0.0)
+            theirs = tl.load(ROWS + other * D + columns, mask=inside, other=0.0)
             tl.store(OUT + row * T + their_key % T, tl.sum(own * theirs, 0))
             other += 1
             their_key = tl.load(KEYS + other, mask=other < N, other=-1)
