@@ -7,14 +7,16 @@ import gc
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
+from torch.autograd import set_detect_anomaly
 from torch.utils import swap_tensors
 from torch.utils.checkpoint import checkpoint
 
@@ -35,7 +37,9 @@ from .parity import (
     assert_same_alignment,
     assert_same_gradients,
     attach,
+    gradients_of,
     made,
+    plain_backward,
 )
 from .zoo import ZOO
 from .zoo._case import B, Case, D, Model, S, V, distance, output
@@ -777,6 +781,75 @@ def test_a_pass_leaves_the_graph_as_it_was(way: str, ran: Counter[str]) -> None:
     torch.testing.assert_close(given, [parameter.grad for parameter in parameters])
 
 
+def test_losses_that_share_a_trunk(way: str, ran: Counter[str]) -> None:
+    """It saved nothing, so that every loss may have a backward of its own; also in threads."""
+    heads = [
+        layers(lambda m, h: m.b(m.a(h).tanh()), p=nn.Parameter(torch.ones(D)), **_linear("ab"))
+    ]
+    heads.append(copy.deepcopy(heads[0]))
+    heads[1].p = heads[0].p
+    for head in heads:
+        head.double()
+    aligners, x = [attach(head, Sum()) for head in heads], torch.randn(B, D).double()
+    with ThreadPoolExecutor(2) as pool:
+        for step in range(40):
+            hidden = x + heads[0].p
+            losses = [distance(head(hidden)) for head in heads]
+            plain = [head(x + head.p) for head in heads]
+            expected = torch.autograd.grad(
+                [*map(distance, plain), hidden.sum()],
+                heads[0].p,
+                [torch.ones(B).double()] * 2 + [None],
+            )[0]
+            run = pool.map if way == "whole" and step > 20 else map
+            list(run(lambda aligner, of: aligner.backward(of, UNSORTED), aligners, losses))
+            hidden.sum().backward()
+            torch.testing.assert_close(heads[0].p.grad, expected)
+            heads[0].p.grad = None
+    assert ran[way] > 40
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own
+@pytest.mark.parametrize("is_traced", [False, True], ids=["anomaly", "compiled_autograd"])
+def test_anomaly_mode_and_compiled_autograd(way: str, is_traced: bool, ran: Counter[str]) -> None:
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)).double()
+    aligner, x = attach(model, Sum()), torch.randn(B, D).double()
+    for step in range(8):
+        model.zero_grad()
+        plain_backward(distance(model(x)))
+        expected, before = gradients_of(model), ran[way]
+        model.zero_grad()
+        losses = distance(model(x))
+        traced = compiled_autograd._enable(lambda graph: graph) if is_traced else nullcontext()
+        with (
+            traced if step == 5 else nullcontext(),
+            set_detect_anomaly(step == 5 and not is_traced),
+        ):
+            aligner.backward(losses, UNSORTED)
+        torch.testing.assert_close(gradients_of(model), expected)
+        if step > 3:
+            is_python = step == 5 and not is_traced and way == "whole"
+            assert (ran[way] == before) == is_python
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch's own
+def test_sparse_gradients_meet_dense_ones(way: str, ran: Counter[str]) -> None:
+    """One that others still hold, so that nothing is added in place."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.c(x).tanh()
+        hidden, other = m.a(x).tanh(), m.b(x)
+        picked = hidden.gather(1, torch.zeros(B, 1, dtype=torch.int64), sparse_grad=True).sin()
+        result: Tensor = hidden + other + picked
+        return result
+
+    case = Case(layers(run, **_linear("abc")).double(), output, (torch.randn(B, D).double(),))
+    twins = Twins(case, lambda: GradVac(beta=0.3))
+    for tasks in STEPS:
+        twins.step(tasks)
+    assert ran[way] >= 3
+
+
 def test_a_pass_that_fails_leaves_nothing(way: str, ran: Counter[str]) -> None:
     """Somebody wrote over what was saved, sees the error, and goes on with the next batch."""
 
@@ -832,11 +905,8 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     given = (0, place, 0, 1, True, 2, -1, 0)
     parameters = [first.weight, first.bias]
 
-    def planned(junction: tuple[Any, ...], beside: Sequence[int], *ways: tuple[int, int]) -> Any:
-        return kernels.Plan([junction], parameters, [0, 0], 1, beside, ways)
-
     def run(junction: tuple[Any, ...], walk: Any, tasks: Tensor = index, num: int = 3) -> Any:
-        plan = planned(junction, [], (place, 0), (place, 2))
+        plan = kernels.Plan([junction], parameters, [0, 0], 1, [])
         assert plan.run([first.weight, other[1].bias], walk, [tasks], num) is None
         assert plan.run(parameters[:1], walk, [tasks], num) is None
         return plan.run(parameters, walk, [tasks], num)
@@ -855,10 +925,9 @@ def test_a_plan_of_another_graph_is_not_executed(kernels: Any) -> None:
     assert run(given, walks[0], index, 2) is None  # a task outside
     assert run(given, walks[0], index[:4]) is None
     assert run(given, walks[0], index.int()) is None
-    for wrong in (99, -1):
-        for plan in (planned(given, [wrong]), planned(given, [], (place, 0), (wrong, 0))):
-            assert plan.run(parameters, walks[0], [index], 3) is None
-        assert planned(given, [], (place, wrong)).run(parameters, walks[0], [index], 3) is None
+    for beside in (99, -1):
+        plan = kernels.Plan([given], parameters, [0, 0], 1, [beside])
+        assert plan.run(parameters, walks[0], [index], 3) is None
     step = run(given, walks[0])
     assert step.grams().shape == (1, 3, 3)
     with pytest.raises(ValueError, match="built"):

@@ -2,7 +2,9 @@
 
 # T tasks
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -138,7 +140,7 @@ class LocalEngine:
         """Do something with a micro-batch: in one_backward if that is possible."""
 
         def do_with(engine: OneBackward | PerTask) -> Found:
-            with own_hooks():
+            with own_hooks(), _uncompiled_passes():
                 return do(engine)
 
         if self._one_backward is None:
@@ -180,3 +182,12 @@ class LocalEngine:
         if reason not in self._warned:
             self._warned.add(reason)
             warn_caller(f'engine: "auto" continues with per_task. {self.why}')
+
+
+def _uncompiled_passes() -> AbstractContextManager[None]:
+    """Torch's own engine: what compiled autograd makes of a pass has freed what nodes saved."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    if module is None or not module.compiled_autograd_enabled:
+        return nullcontext()
+    disabled: AbstractContextManager[None] = module._disable()
+    return disabled

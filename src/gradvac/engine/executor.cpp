@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -21,6 +22,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <queue>
 #include <typeindex>
 #include <unordered_map>
 
@@ -291,7 +293,7 @@ struct Walk {
   std::vector<ag::Node*> nodes;
   std::shared_ptr<Content> content;
   uint64_t oldest = std::numeric_limits<uint64_t>::max();
-  bool has_hooks = false;
+  bool has_hooks = false, is_on_host = true;
 
   explicit Walk(Tensor losses) : root(std::move(losses)), first(root.grad_fn()) {
     TORCH_CHECK_VALUE(first, "losses: have no graph");
@@ -338,6 +340,7 @@ struct Walk {
   void read_output(const ag::InputMetadata& one) {
     if (one.was_default_constructed()) return content->put(-1);
     content->is_known &= !one.is_nested_tensor() && !one.is_tensor_subclass() && one.layout() == at::kStrided;
+    is_on_host &= one.device().is_cpu();
     if (!content->is_known) return;
     auto shape = one.shape_as_dim_vector();
     content->put(int64_t(shape.size()) + 64 * int64_t(one.options().dtype().toScalarType()) + (int64_t(one.device().type()) << 32) + (int64_t(one.device().index()) << 48));
@@ -383,17 +386,66 @@ struct Junction {
 };
 using GivenJunction = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64_t, int64_t, int64_t>;
 
+// In which order a pass to some nodes (`ends`) runs those above them, and where gradients go meanwhile.
+struct Schedule {
+  struct One { int64_t place, slot, num; std::vector<int64_t> to; };  // slots of its gradients, and of those it returns (-1: none)
+  std::shared_ptr<Content> of;  // graphs
+  std::vector<One> order;
+  std::vector<int64_t> places, ends;  // of these, and their slots
+  std::vector<bool> is_kept;  // slots of ends
+  int64_t first;              // slot
+
+  bool fits(const Walk& walk) const { return of && of->is_known && walk.content->is_known && *of == *walk.content; }
+
+  void make(const Walk& walk, std::vector<int64_t> of_ends) {
+    places = std::move(of_ends);
+    auto& nodes = walk.nodes;
+    std::unordered_map<const ag::Node*, int64_t> index;
+    std::vector<int64_t> slots(nodes.size() + 1), num_left(nodes.size());
+    for (size_t n = 0; n < nodes.size(); n++) index[nodes[n]] = int64_t(n), slots[n + 1] = slots[n] + nodes[n]->num_inputs();
+    auto place_of = [&](const ag::Edge& edge) { return edge.function ? index.at(edge.function.get()) : -1; };
+    for (auto* node : nodes) for (auto& edge : node->next_edges()) if (edge.function) num_left[place_of(edge)]++;
+    std::vector<int64_t> every;
+    std::priority_queue<std::pair<uint64_t, int64_t>> ready;  // the youngest first, as torch's engine
+    for (ready.emplace(0, 0); !ready.empty();) {
+      auto place = ready.top().second;
+      ready.pop();
+      every.push_back(place);
+      for (auto& edge : nodes[place]->next_edges()) if (edge.function && !--num_left[place_of(edge)]) ready.emplace(edge.function->sequence_nr(), place_of(edge));
+    }
+    std::vector<bool> is_on_way(nodes.size());
+    order.clear(), ends.clear();
+    is_kept.assign(slots.back(), false);
+    for (auto place : places) is_on_way[place] = is_kept[slots[place]] = true, ends.push_back(slots[place]);
+    for (auto place = every.rbegin(); place != every.rend(); place++) {
+      One one{*place, slots[*place], nodes[*place]->num_inputs(), {}};
+      bool runs = false;
+      for (auto& edge : nodes[*place]->next_edges()) {
+        bool is_wanted = edge.function && is_on_way[place_of(edge)];
+        one.to.push_back(is_wanted ? slots[place_of(edge)] + edge.input_nr : -1);
+        runs |= is_wanted;
+      }
+      if (!runs) continue;
+      is_on_way[*place] = true;
+      order.push_back(std::move(one));
+    }
+    std::reverse(order.begin(), order.end());
+    first = walk.root.output_nr();
+    of = walk.content;
+  }
+};
+
 struct Plan {
   std::vector<Junction> junctions;
   std::vector<const void*> parameters;  // which; whoever has them may still swap them for others
   std::vector<int64_t> components;      // theirs; -1: what Python made of parameters
   int64_t num_components;
   std::vector<int64_t> others;  // places of junctions that Python builds
-  std::vector<std::pair<int64_t, int64_t>> ways;  // edges (place, number) from junctions to what is made of parameters
   at::ScalarType dtype;
+  Schedule schedule;
 
-  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_, std::vector<int64_t> others_, std::vector<std::pair<int64_t, int64_t>> ways_)
-      : components(std::move(components_)), num_components(num_components_), others(std::move(others_)), ways(std::move(ways_)), dtype(every.at(0).scalar_type()) {
+  Plan(const std::vector<GivenJunction>& given, const Tensors& every, std::vector<int64_t> components_, int64_t num_components_, std::vector<int64_t> others_)
+      : components(std::move(components_)), num_components(num_components_), others(std::move(others_)), dtype(every.at(0).scalar_type()) {
     for (auto& one : every) parameters.push_back(one.unsafeGetTensorImpl());
     for (auto& [kind, node, weight, shift, is_transposed, edge, below, rows] : given) junctions.push_back({Kind(kind), node, weight, shift, is_transposed, edge, below, rows});
   }
@@ -645,46 +697,52 @@ struct Step {
   }
 };
 
-// A pass to some nodes without a gradient for any parameter. To ask for the gradients of these nodes gives the same, but the
-// engine then looks every node of the graph up in a table. Here the ways to parameters are closed meanwhile.
-class ClosedPass {
- public:
-  explicit ClosedPass(size_t num_junctions) : gradients(num_junctions) {}
-  bool close(const Plan& plan, const Walk& walk) {
-    for (auto& [place, number] : plan.ways) {
-      if (place < 0 || place >= int64_t(walk.nodes.size()) || number < 0 || number >= int64_t(walk.nodes[place]->num_outputs())) return false;
-      closed_.emplace_back(&walk.nodes[place]->next_edges()[number], ag::Edge());
-      std::swap(*closed_.back().first, closed_.back().second);
-    }
-    for (size_t n = 0; n < gradients.size(); n++) {
-      nodes_.push_back(walk.nodes[plan.junctions[n].node]);
-      nodes_.back()->add_pre_hook(std::make_unique<Keep>(gradients[n]));
-    }
-    return true;
-  }
-  ~ClosedPass() {
-    for (auto* node : nodes_) node->pre_hooks().clear();  // there were no others
-    for (auto& [edge, way] : closed_) *edge = std::move(way);
-  }
-  Tensors gradients;  // of the nodes' outputs
+// A pass that runs nodes as scheduled: no queue, and no table of all of them. Torch's engine runs it as if it were one node, and
+// so sets what holds in a pass, and hands on what nodes raise.
+struct Pass : ag::Node {
+  const Schedule& schedule;
+  const Walk& walk;
+  Tensors gradients;  // by slot
+  Pass(const Schedule* s, const Walk* w) : ag::Node(0), schedule(*s), walk(*w), gradients(s->is_kept.size()) {}
+  std::string name() const override { return "gradvac::Pass"; }
 
- private:
-  struct Keep : ag::FunctionPreHook {
-    Tensor& to;
-    explicit Keep(Tensor& gradient) : to(gradient) {}
-    ag::variable_list operator()(const ag::variable_list& given) override {
-      to = given[0];
-      return given;
+  ag::variable_list apply(ag::variable_list&& given) override {
+    gradients[schedule.first] = std::move(given[0]);
+    // Nodes ask it which gradients are wanted of them.
+    auto& wanted = const_cast<std::unordered_map<ag::Node*, ag::GraphTask::ExecInfo>&>(*ag::get_current_graph_task_exec_info());
+    for (auto& one : schedule.order) wanted[walk.nodes[one.place]].needed_ = true;
+    for (auto place : schedule.places) wanted[walk.nodes[place]].needed_ = true;
+    wanted[walk.nodes[0]].needed_ = false;  // or the engine would run it too
+    for (auto& one : schedule.order) {
+      auto& node = *walk.nodes[one.place];
+      ag::variable_list taken(one.num);
+      for (int64_t n = 0; n < one.num; n++) schedule.is_kept[one.slot + n] ? taken[n] = gradients[one.slot + n] : taken[n] = std::move(gradients[one.slot + n]);
+      node.will_release_variables();
+      auto returned = node(std::move(taken));
+      ag::validate_outputs(node.next_edges(), returned, [&](const std::string& what) { return "Function " + node.name() + " returned an " + what; });
+      node.release_variables();
+      for (size_t n = 0; n < returned.size(); n++)
+        if (one.to[n] >= 0 && returned[n].defined()) add(gradients[one.to[n]], std::move(returned[n]));
     }
-  };
-  std::vector<std::pair<ag::Edge*, ag::Edge>> closed_;
-  std::vector<ag::Node*> nodes_;
+    return {Tensor()};
+  }
+
+  static void add(Tensor& sum, Tensor gradient) {
+    if (!sum.defined()) return std::swap(sum, gradient);
+    auto is_own = [](const Tensor& one) {
+      return one.use_count() == 1 && one.has_storage() && one.storage().use_count() == 1 && one.is_non_overlapping_and_dense() && !one._is_zerotensor();
+    };
+    if (!is_own(sum)) std::swap(sum, gradient);
+    if (is_own(sum)) sum.add_(gradient);
+    else sum = sum.is_sparse() ? gradient + sum : sum + gradient;
+  }
 };
 
 // One backward that hands out the output gradients of all junctions, and what follows from them; nothing if this is not what was planned.
 std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& parameters, const Walk& walk, const Tensors& indices, int64_t T) {
   auto is_planned = [](const Tensor& one, const void* planned) { return one.unsafeGetTensorImpl() == planned; };
   if (!std::equal(parameters.begin(), parameters.end(), plan->parameters.begin(), plan->parameters.end(), is_planned)) return nullptr;
+  if (ag::AnomalyMode::is_enabled() || !walk.is_on_host) return nullptr;  // torch looks at every node, or runs it in a stream
   std::vector<Rows> rows;
   for (auto& index : indices) {
     if (!fits(index, T)) return nullptr;
@@ -694,28 +752,27 @@ std::shared_ptr<Step> run(const std::shared_ptr<Plan>& plan, const Tensors& para
   Captured capture{*plan, parameters, walk, rows};
   for (size_t n = 0; n < operands.size(); n++)
     if (!capture(plan->junctions[n], operands[n])) return nullptr;
+  if (!plan->schedule.fits(walk)) {
+    std::vector<int64_t> places;
+    for (auto& one : plan->junctions) places.push_back(one.node);
+    for (auto place : plan->others) {
+      if (place < 0 || place >= int64_t(walk.nodes.size()) || walk.nodes[place]->num_inputs() != 1) return nullptr;
+      places.push_back(place);
+    }
+    plan->schedule.make(walk, places);
+  }
   Tensors gradients;
   {
     at::AutoDispatchBelowADInplaceOrView plain;
     gradients = {at::ones_like(walk.root)};
   }
-  auto pass = [&](const ag::edge_list& edges) {
-    return ag::Engine::get_default_engine().execute({ag::Edge(walk.first, walk.root.output_nr())}, gradients, false, false, edges.empty(), edges);
-  };
-  if (plan->others.empty()) {
-    ClosedPass closed(operands.size());
-    if (!closed.close(*plan, walk)) return nullptr;
-    pass({});
-    gradients = std::move(closed.gradients);
-  } else {  // which must not run: Python reads what they saved
-    ag::edge_list edges;
-    for (auto& one : plan->junctions) edges.emplace_back(walk.nodes[one.node]->getptr(), 0);
-    for (auto place : plan->others) {
-      if (place < 0 || place >= int64_t(walk.nodes.size()) || walk.nodes[place]->num_inputs() != 1) return nullptr;
-      edges.emplace_back(walk.nodes[place]->getptr(), 0);
-    }
-    gradients = pass(edges);
-  }
+  auto pass = make_tap<Pass>(&plan->schedule, &walk);
+  ag::Edge first(walk.first, walk.root.output_nr());
+  pass->add_input_metadata(walk.root);
+  pass->add_next_edge(first);
+  ag::Engine::get_default_engine().execute({ag::Edge(pass, 0)}, gradients, false, false, false, {first});
+  gradients.clear();
+  for (auto slot : plan->schedule.ends) gradients.push_back(std::move(pass->gradients[slot]));
   auto step = std::make_shared<Step>(plan, parameters, rows, operands, gradients, T);
   if (plan->is_whole()) step->grams();  // at once: every call from Python is slow after a backward
   return step;
@@ -933,7 +990,7 @@ void add_executor(py::module_& m) {
       .def("allow", &Arrivals::allow)
       .def("count", &Arrivals::count);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
-      .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t, std::vector<int64_t>, std::vector<std::pair<int64_t, int64_t>>>())
+      .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t, std::vector<int64_t>>())
       .def("run", &run, NoGil());
   py::class_<Step, std::shared_ptr<Step>>(m, "Step")
       .def_readonly("others", &Step::others)

@@ -247,12 +247,7 @@ class Executor:
         beside = [one for one, k in zip(every, components, strict=True) if k < 0]
         beside += [p for number in made.others for p in junctions[number].parameters]
         places = [graph.signature.order[junctions[number].position] for number in made.others]
-        ways = [
-            (graph.signature.order[junction.position], edge)
-            for junction in junctions
-            for edge in junction.edges
-        ]
-        given = (made.junctions, every, components, len(self._components), places, ways)
+        given = (made.junctions, every, components, len(self._components), places)
         operands = plain.operand_bytes(graph)
         stream_bytes = self._gradients.stream_bytes
         return Execution(
