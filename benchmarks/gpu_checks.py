@@ -31,8 +31,6 @@ from gradvac.engine.kernels import (
 )
 from gradvac.engine.kernels.stacks import HALF, combine_reference, gram_reference
 from gradvac.engine.pairs_of_entries import gram_of_entries
-from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
-from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import pairwise
 
 DEVICE = torch.device("cuda")
@@ -287,6 +285,10 @@ def check_sums() -> None:
 
 def check_loss() -> None:
     """Also rows beyond 2^31 logits, and start gradients of 0."""
+    # Here, because the laboratory needs packages that the other checks do not.
+    from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
+    from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
+
     for num, vocabulary in ((7, 50), (64, 4096), (33, 64_000), (34_000, 64_000)):
         labels = torch.randint(0, vocabulary, (num,), device=DEVICE)
         starts = torch.randn(num, device=DEVICE)
