@@ -29,13 +29,16 @@ from .processes import Check, World
 
 
 class Coupled(nn.Module):
-    """Every row depends on all others, and one branch is not always taken."""
+    """Every row depends on all others, and one branch is not always taken.
+
+    Shifts that the mean takes away again would have gradients of rounding, which Adam makes steps of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 6)
-        self.body = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh())
-        self.branch, self.head = nn.Linear(7, 7), nn.Linear(7, 2)
+        self.body = nn.Sequential(nn.Linear(6, 7, bias=False), nn.BatchNorm1d(7), nn.Tanh())
+        self.branch, self.head = nn.Linear(7, 7, bias=False), nn.Linear(7, 2)
 
     def forward(self, tokens: Tensor, branch: bool = True) -> Tensor:
         deep = self.body(self.table(tokens))
