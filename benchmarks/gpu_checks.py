@@ -169,6 +169,8 @@ def check_lookups() -> None:
         tokens = (num_rows * torch.rand(256 * 16, device=DEVICE) ** 3).long()
         for dtype in (torch.float32, torch.bfloat16):
             values = torch.randn(256 * 16, width, device=DEVICE).to(dtype)
+            if dtype == torch.bfloat16:  # column by column, as some gradients lie
+                values = values.t().contiguous().t()
             exact = Lookup(values.double(), tokens, num_rows, segments).of_few_rows()[1].flatten(1)
             found = Lookup(values, tokens, num_rows, segments)
             name = f"lookups T={num_tasks} V={num_rows} {dtype}"

@@ -766,7 +766,7 @@ def _graph(of: Tensor) -> list[object]:
 
 
 def test_a_pass_leaves_the_graph_as_it_was(way: str, ran: Counter[str]) -> None:
-    """Ways to parameters are open again, so that another pass says that the first used it up."""
+    """But for what it saved, so that another pass says that the first used it up."""
     case = small_case()
     aligner, parameters = attach(case.model, GradVac()), list(case.model.parameters())
     for _ in range(5):
@@ -779,6 +779,24 @@ def test_a_pass_leaves_the_graph_as_it_was(way: str, ran: Counter[str]) -> None:
     with pytest.raises(RuntimeError, match="a second time"):
         losses.sum().backward()
     torch.testing.assert_close(given, [parameter.grad for parameter in parameters])
+
+
+def test_nodes_at_which_a_pass_ends_keep_nothing(ran: Counter[str]) -> None:
+    """As after a pass of torch's: what they saved is free, and they cannot be passed again."""
+    model = layers(lambda m, x, image: m.a(x) + m.conv(image).mean((2, 3)), **_linear("a"))
+    model.conv = nn.Conv2d(1, D, 2)  # which Python builds
+    model.double()
+    aligner = attach(model, Sum())
+    for _ in range(5):
+        features = [torch.randn(B, D).double().sin(), torch.randn(B, 1, 3, 3).double().sin()]
+        alive = [weakref.ref(one) for one in features]
+        losses = distance(model(*features))
+        del features
+        aligner.backward(losses, UNSORTED)
+    assert ran["whole"]
+    assert [one() for one in alive] == [None, None]
+    with pytest.raises(RuntimeError, match="a second time"):
+        losses.sum().backward()
 
 
 def test_losses_that_share_a_trunk(way: str, ran: Counter[str]) -> None:

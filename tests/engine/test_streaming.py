@@ -376,6 +376,15 @@ def by_index(m: Any, tokens: Tensor) -> Tensor:
     return result
 
 
+def transposed(m: Any, tokens: Tensor) -> Tensor:
+    """The gradient of what is looked up lies column by column."""
+    same = torch.eye(D, dtype=torch.float64)[..., None]
+    words = F.embedding(tokens[:, 1], m.words.weight)
+    found = F.conv1d(words.t()[None], same)[0]
+    result: Tensor = m.block(found.tanh().square().mean(0)[:, None, None].expand(-1, S, D))
+    return result
+
+
 def looked_up(run: Callable[..., Tensor], length: int = S) -> tuple[nn.Module, Callable[[], Case]]:
     """A model with a table, and batches that have few rows of it, some of them often."""
     model = Model(run, words=nn.Embedding(ROWS, D, padding_idx=3), block=Block()).double()
@@ -417,6 +426,7 @@ class LookupKernels:
 
     def add_rows(self, gradients: Tensor, keys: Tensor, rows: Tensor, start: int) -> None:
         self.called.add("add_rows")
+        assert rows.is_contiguous(), "as it is read"
         num_tasks, size, _ = gradients.shape
         for key, row in zip(keys.tolist(), rows, strict=True):
             if key >= 0 and start <= key // num_tasks < start + size:
@@ -424,6 +434,7 @@ class LookupKernels:
 
     def gram_of_rows(self, keys: Tensor, rows: Tensor, num_tasks: int) -> Tensor:
         self.called.add("gram_of_rows")
+        assert rows.is_contiguous(), "as it is read"
         used = int((keys >= 0).sum())
         assert keys[:used].unique().equal(keys[:used]), "ascending, each once"
         is_same = keys[:used, None] // num_tasks == keys[:used] // num_tasks
@@ -434,7 +445,7 @@ class LookupKernels:
 
 @pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
 @pytest.mark.parametrize("table_bytes", [1, 1 << 32])
-@pytest.mark.parametrize("run", [once, twice, by_index, also_the_head])
+@pytest.mark.parametrize("run", [once, twice, by_index, transposed, also_the_head])
 def test_lookups_as_on_a_gpu(
     run: Callable[..., Tensor],
     table_bytes: int,

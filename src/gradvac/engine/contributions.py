@@ -180,7 +180,8 @@ class Lookup(MatrixContribution):
 
     def weighted(self, weights: Tensor, total: Tensor | None = None) -> Tensor:
         """The same, added to a total in place if there is one."""
-        return self._sum(_scaled(self.values, weights, self._tasks()), total)
+        dtype = wide(self.values.dtype)
+        return self._sum(_scaled(self.values, weights, self._tasks(), dtype), total)
 
     def task_gradients(self) -> Tensor:
         shape = (self.segments.num_tasks, self.num_rows, self.values.shape[1])
@@ -245,13 +246,15 @@ class Lookup(MatrixContribution):
             keys = torch.full_like(ascending, -1).scatter_(0, slot, ascending)
             rows = torch.empty_like(slot).scatter_(0, order, slot)
             values = self.values.to(wide(self.values.dtype))
-            self._once = (keys, torch.zeros_like(values).index_add_(0, rows, values))
+            sums = values.new_zeros(values.shape)  # row by row, however the values lie
+            self._once = (keys, sums.index_add_(0, rows, values))
         return self._once
 
 
-def _scaled(entries: Tensor, weights: Tensor, tasks: Tensor) -> Tensor:
-    """Entries times the weights of their tasks, in float32 or better: bf16 takes 1.003 for 1."""
-    return entries * weights.to(wide(entries.dtype))[tasks, None]
+def _scaled(entries: Tensor, weights: Tensor, tasks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Entries times the weights of their tasks, which bf16 would round: it takes 1.003 for 1."""
+    factors = weights.to(wide(entries.dtype))[tasks, None]
+    return torch.mul(entries, factors, out=torch.empty_like(entries, dtype=dtype))
 
 
 def _kernels(*of: Tensor) -> Any:
@@ -312,9 +315,9 @@ class OuterProduct(MatrixContribution):
         left, right, tasks = self.left, self.right, self.segments.along(len(self.left))
         # The narrower one; in float16 what a GradScaler keeps in range.
         if left.shape[1] < right.shape[1] or left.dtype == torch.float16:
-            left = _scaled(left, weights, tasks).to(left.dtype)
+            left = _scaled(left, weights, tasks, left.dtype)
         else:
-            right = _scaled(right, weights, tasks).to(right.dtype)
+            right = _scaled(right, weights, tasks, right.dtype)
         return left.t() @ right
 
     def transposed(self) -> "OuterProduct":
@@ -381,7 +384,7 @@ class ExpertProducts(MatrixContribution):
         return self._sum(self.right)
 
     def weighted(self, weights: Tensor) -> Tensor:
-        return self._sum(_scaled(self.right, weights, self._tasks).to(self.right.dtype))
+        return self._sum(_scaled(self.right, weights, self._tasks, self.right.dtype))
 
     def _sum(self, right: Tensor) -> Tensor:
         """Over all tasks."""

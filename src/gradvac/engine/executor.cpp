@@ -450,6 +450,11 @@ struct Plan {
     for (auto& [kind, node, weight, shift, is_transposed, edge, below, rows] : given) junctions.push_back({Kind(kind), node, weight, shift, is_transposed, edge, below, rows});
   }
 
+  // Frees what nodes saved at which the pass ended, which did not run.
+  void release(const Walk& walk) const {
+    for (auto place : schedule.places) walk.nodes[place]->release_variables();
+  }
+
   bool is_whole() const { return others.empty() && !std::count(components.begin(), components.end(), -1); }  // Python builds nothing
 };
 
@@ -719,6 +724,7 @@ struct Pass : ag::Node {
       for (int64_t n = 0; n < one.num; n++) schedule.is_kept[one.slot + n] ? taken[n] = gradients[one.slot + n] : taken[n] = std::move(gradients[one.slot + n]);
       node.will_release_variables();
       auto returned = node(std::move(taken));
+      taken.clear();  // what is handed through is nobody else's any more, and may be added to
       ag::validate_outputs(node.next_edges(), returned, [&](const std::string& what) { return "Function " + node.name() + " returned an " + what; });
       node.release_variables();
       for (size_t n = 0; n < returned.size(); n++)
@@ -991,7 +997,8 @@ void add_executor(py::module_& m) {
       .def("count", &Arrivals::count);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def(py::init<std::vector<GivenJunction>, Tensors, std::vector<int64_t>, int64_t, std::vector<int64_t>>())
-      .def("run", &run, NoGil());
+      .def("run", &run, NoGil())
+      .def("release", &Plan::release, NoGil());
   py::class_<Step, std::shared_ptr<Step>>(m, "Step")
       .def_readonly("others", &Step::others)
       .def("made", &Step::made)

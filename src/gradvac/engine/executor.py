@@ -189,6 +189,7 @@ class Executor:
             return False
         if execution.paths or execution.others:
             _build_rest(step, execution, builder())
+        execution.compiled.release(walk)  # nodes at which the pass ended did not run
         # C++ cannot tell hooks from those that are gone, as a probe's are.
         hooked = [n for n, p in enumerate(parameters) if has_hooks(p)]
         left = step.apply(weigh(self._components, step.grams()), hooked)

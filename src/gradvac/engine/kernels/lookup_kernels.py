@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 WIDEST = 16384  # a row is held in registers
+_CHUNK = 1 << 17  # of products that are summed at once, in float64
 
 
 @triton.jit(do_not_specialize=["START", "SIZE", "T"])
@@ -66,8 +67,10 @@ def gram_of_rows(keys: Tensor, rows: Tensor, num_tasks: int) -> Tensor:
         BLOCK=triton.next_power_of_2(width),
         num_warps=_warps(width),
     )
-    tasks = torch.arange(num_tasks, device=rows.device)
-    half = (keys % num_tasks == tasks[:, None]).double() @ products.double()
+    tasks = torch.arange(num_tasks, device=rows.device)[:, None]
+    half = products.new_zeros(num_tasks, num_tasks, dtype=torch.float64)
+    for these, of_rows in zip(keys.split(_CHUNK), products.split(_CHUNK), strict=True):
+        half += (these % num_tasks == tasks).double() @ of_rows.double()
     return half + half.t()
 
 
