@@ -31,7 +31,8 @@ from .processes import Check, World
 class Coupled(nn.Module):
     """Every row depends on all others, and one branch is not always taken.
 
-    Shifts that the mean takes away again would have gradients of rounding, which Adam makes steps of.
+    Shifts that the mean takes away again would have gradients of rounding, which Adam would make
+    steps of.
     """
 
     def __init__(self) -> None:
