@@ -120,6 +120,20 @@ def test_rules_to_the_last_bit(kernels: Any, num_components: int, num_tasks: int
             assert torch.equal(mine.nan_to_num(7), theirs.nan_to_num(7))
 
 
+def test_large_blocks_are_divided_among_threads(kernels: Any) -> None:
+    block, weights = torch.randn(1, 8, 100_003), torch.rand(1, 8)
+    found, usual = [], torch.get_num_threads()
+    for num_threads in (1, 2, 2, usual):
+        torch.set_num_threads(num_threads)
+        (gram,), (update,) = kernels.grams([block], [0], 1), kernels.combine([block], [0], weights)
+        found.append((gram, update))
+    alone, divided, again, _ = found
+    torch.testing.assert_close(divided[0], block[0].double() @ block[0].double().T)
+    assert not torch.equal(divided[0], alone[0])  # the sums are those of other columns
+    assert torch.equal(divided[0], again[0])
+    assert torch.equal(divided[1], alone[1])
+
+
 def test_a_table_with_a_row_for_each_of_several_entries(kernels: Any) -> None:
     values, tokens = torch.randn(3 * B, D), torch.randint(50, (3 * B,))
     segments = Segments(torch.tensor(UNSORTED), len(TASKS), values.device)

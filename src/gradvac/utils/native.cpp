@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <mutex>
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
@@ -28,9 +27,13 @@ namespace gradvac {
 
 using Pair = std::pair<Tensor, std::optional<Tensor>>;
 
-// Divides 0..size among threads, unless there are too few numbers for that.
+// Divides 0..size into a part for each of torch's threads, unless there are too few numbers for that. Parts do not depend on
+// who runs them: another OpenMP than torch's may have other numbers of threads.
 template <class Do>
-static void by_thread(int64_t size, int64_t numel, const Do& act) { at::parallel_for(0, size, numel > (1 << 18) ? 1 : size, act); }
+static void by_thread(int64_t size, int64_t numel, const Do& act) {
+  auto num = numel > (1 << 18) ? std::min<int64_t>(size, at::get_num_threads()) : 1;
+  at::parallel_for(0, num, 1, [&](int64_t begin, int64_t end) { for (auto part = begin; part < end; part++) act(part, part * size / num, (part + 1) * size / num); });
+}
 
 static bool are_indices(const Tensor& t) { return is_plain(t, at::kLong) && t.dim() == 1 && t.is_contiguous(); }
 
@@ -57,7 +60,7 @@ static void gather(const Tensor& from, const Rows& rows, int64_t first, int64_t 
   auto bytes = from.nbytes() / rows.num;
   auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* start = static_cast<char*>(to.mutable_data_ptr());
-  by_thread(last - first, from.numel(), [&](int64_t own_first, int64_t own_last) {
+  by_thread(last - first, from.numel(), [&](int64_t, int64_t own_first, int64_t own_last) {
     for (auto t = first + own_first; t < first + own_last; t++) {
       auto* target = start + (t - first) * most * bytes;
       for (int64_t r = 0; r < rows.counts[t]; r++, target += bytes) std::memcpy(target, source + rows.order[rows.starts[t] + r] * bytes, bytes);
@@ -132,7 +135,7 @@ void add_sums(const Rows& rows, const Tensor& out, const Tensor& given, const st
     for (int i = 0; i < 3; i++)
       if (*factors[i]) data[i] = (kept[i] = (*factors[i])->contiguous()).const_data_ptr<scalar_t>();
     auto* to = sums.data();
-    by_thread(width, g.numel(), [&](int64_t first, int64_t last) { sums_of(rows, per_row, width, first, last, to, out.mutable_data_ptr<scalar_t>(), g.const_data_ptr<scalar_t>(), data[0], data[1], data[2]); });
+    by_thread(width, g.numel(), [&](int64_t, int64_t first, int64_t last) { sums_of(rows, per_row, width, first, last, to, out.mutable_data_ptr<scalar_t>(), g.const_data_ptr<scalar_t>(), data[0], data[1], data[2]); });
   });
 }
 
@@ -327,16 +330,19 @@ OF_BLOCKS(double)
 
 void add_gram(const Tensor& block, double* out) {
   int64_t T = block.size(0), P = block.size(1), rows = (T + 3) / 4 * 4;
-  std::mutex one_at_a_time;
-  by_thread(P, block.numel(), [&](int64_t first, int64_t last) {
-    thread_local std::vector<double> scratch, sums;
+  std::vector<std::vector<double>> by_part(at::get_num_threads());  // added in their order, not as threads end: the same bits each time
+  by_thread(P, block.numel(), [&](int64_t part, int64_t first, int64_t last) {
+    thread_local std::vector<double> scratch;
     scratch.resize(rows * CHUNK);
     std::fill(scratch.begin() + T * CHUNK, scratch.end(), 0.);
+    auto& sums = by_part[part];
     sums.assign(rows * rows, 0.);
     AT_DISPATCH_FLOATING_TYPES(block.scalar_type(), "add_gram", [&] { gram_of(block.const_data_ptr<scalar_t>(), T, P, first, last, scratch.data(), sums.data()); });
-    std::lock_guard<std::mutex> lock(one_at_a_time);
-    for (int64_t i = 0; i < T; i++) for (auto j = i; j < T; j++) out[i * T + j] += sums[i * rows + j];
   });
+  for (auto& sums : by_part) {
+    if (sums.empty()) continue;
+    for (int64_t i = 0; i < T; i++) for (auto j = i; j < T; j++) out[i * T + j] += sums[i * rows + j];
+  }
 }
 
 void mirror(double* gram, int64_t T) {
@@ -345,7 +351,7 @@ void mirror(double* gram, int64_t T) {
 
 void combine_to(const Tensor& block, const double* weights, const Tensor& out, bool is_added) {
   AT_DISPATCH_FLOATING_TYPES(block.scalar_type(), "combine_to", [&] {
-    by_thread(block.size(1), block.numel(), [&](int64_t first, int64_t last) {
+    by_thread(block.size(1), block.numel(), [&](int64_t, int64_t first, int64_t last) {
       combination_of(block.const_data_ptr<scalar_t>(), weights, block.size(0), block.size(1), first, last, out.mutable_data_ptr<scalar_t>(), is_added);
     });
   });

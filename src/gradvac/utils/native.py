@@ -19,8 +19,10 @@ import torch
 
 _NAME, _HERE = "gradvac_native", Path(__file__).parent
 _SOURCES = [_HERE / "native.cpp", _HERE.parent / "engine" / "executor.cpp"]
-# No fused multiplications: the sweep is the same to the last bit.
-_FLAGS = ["-O3", "-ffp-contract=off", "-Wno-psabi"]
+# No fused multiplications: the sweep is the same to the last bit. Without OpenMP, torch's headers
+# take `at::parallel_for` for a loop on one thread, and say nothing.
+_THREADS = ["-fopenmp"] if sys.platform == "linux" else []
+_FLAGS = ["-O3", "-ffp-contract=off", "-Wno-psabi", *_THREADS]
 
 
 @cache
@@ -59,7 +61,11 @@ def _load(*, may_build: bool) -> Any:
         try:
             with tempfile.TemporaryDirectory(dir=built.parent) as folder:  # of its own: no locks
                 cpp_extension.load(
-                    _NAME, [*map(str, _SOURCES)], extra_cflags=_FLAGS, build_directory=folder
+                    _NAME,
+                    [*map(str, _SOURCES)],
+                    extra_cflags=_FLAGS,
+                    extra_ldflags=_THREADS,
+                    build_directory=folder,
                 )
                 (Path(folder) / built.name).replace(built)
         finally:
