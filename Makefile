@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CPP := src/gradvac/engine/cpp/* src/gradvac/utils/native.cpp src/gradvac/utils/native.h
 # Two workers on two cores: one torch thread each, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
@@ -31,9 +32,10 @@ install: $(VENV)/.installed  ## install into .venv
 demo: $(VENV)/.demo  ## run the main job on embedded data
 	$(BIN)/gradvac demo
 
-lint: install  ## ruff and mypy
+lint: install  ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
 
 test: lint  ## lint, type-check, run all tests

@@ -13,7 +13,7 @@ The files, about in the order in which a step needs them:
     choice.py          which engine runs, and what is accumulated over micro-batches
     per_task.py        the reference: one backward per task, for every model
     one_backward.py    the fast one: executes a plan, one backward for all tasks
-    executor.py        what C++ does of it where it is built (executor.cpp)
+    executor.py        what C++ does of it where it is built (cpp/)
 
   which rows are whose:
     graph.py           the autograd graph: its nodes, and their structure

@@ -1,4 +1,4 @@
-"""What C++ does of a step (`executor.cpp`), where it is built: plans are executed without Python.
+"""What C++ does of a step (`cpp/`), where it is built: plans are executed without Python.
 
 Python finds, verifies and plans (`planner.py`), and takes the first step of a plan and its sizes.
 What distinguishes its graph, sizes included, is kept as numbers. A later graph with the same
@@ -59,7 +59,7 @@ _DTYPES = ({torch.float32}, {torch.float64})  # one for all parameters
 
 
 class _Kind(IntEnum):
-    """What `executor.cpp` knows of junctions."""
+    """What C++ knows of junctions."""
 
     PRODUCT, NORM, SCALE, SUM, LOOKUP, TABLE = range(6)
 

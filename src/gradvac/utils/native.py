@@ -1,4 +1,4 @@
-"""What is written in C++ (`native.cpp`, `executor.cpp`), for steps whose time is calls.
+"""What is written in C++ (`native.cpp`, `engine/cpp/`), for steps whose time is calls.
 
 `GRADVAC_NATIVE=1` builds it when the first `Aligner` is made, once per version of torch: half a
 minute with g++ and ninja. From then on it is used wherever that variable is not set to 0. Without
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 _NAME, _HERE = "gradvac_native", Path(__file__).parent
-_SOURCES = [_HERE / "native.cpp", _HERE.parent / "engine" / "executor.cpp"]
+_FILES = sorted([*_HERE.glob("native.*[hp]"), *(_HERE.parent / "engine" / "cpp").iterdir()])
+_SOURCES = [file for file in _FILES if file.suffix == ".cpp"]
 # No fused multiplications: the sweep is the same to the last bit. Without OpenMP, torch's headers
 # take `at::parallel_for` for a loop on one thread, and say nothing.
 _THREADS = ["-fopenmp"] if sys.platform == "linux" else []
@@ -46,8 +47,8 @@ def native() -> Any:
 
 def _load(*, may_build: bool) -> Any:
     version = f"{sys.version}{torch.__version__}{_FLAGS}".encode()
-    for source in (*_SOURCES, _HERE / "native.h"):
-        version += source.read_bytes()
+    for file in _FILES:
+        version += file.read_bytes()
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     built = Path(root) / "gradvac" / hashlib.sha256(version).hexdigest()[:16] / f"{_NAME}.so"
     if not built.exists():
