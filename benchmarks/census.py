@@ -228,7 +228,7 @@ against per_task; 1e-8 and above where a model computes in float32 whatever it i
 *Ratio*: time of the processor in the aligned backward over that of the plain one, with almost no
 arithmetic, as the host beside a fast GPU; on models of a usual size it is far smaller
 ([log](log.md)). *In C++*: the same with the executor in C++, whose gradients count in the error
-too ([Engines](engines.md#one_backward)). *Measured*: places whose owners are measured every step,
+too ([Engines](engines.md#in-c)). *Measured*: places whose owners are measured every step,
 because an operation may move rows ([Engines](engines.md#which-rows-belong-to-which-task)). *Slow*:
 operations that are called task by task.
 
