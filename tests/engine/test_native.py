@@ -192,7 +192,7 @@ def test_what_does_not_fit(kernels: Any) -> None:
 def test_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so once, and goes on."""
+    """It says what it tries and what it lacks, once, and goes on."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("there is no compiler\nthis is an error: none\nat all")
@@ -205,8 +205,11 @@ def test_without_a_compiler(
         twins = Twins(make_case(torch.float64), GradVac)
         twins.step(UNSORTED)
     native.cache_clear()
-    (record,) = caplog.records
-    assert "this is an error: none" in record.getMessage()
+    begun, failed = caplog.messages
+    assert "building" in begun
+    assert str(tmp_path) in begun
+    assert "g++" in failed
+    assert "this is an error: none" in failed
 
 
 def test_used_where_it_was_built_unless_it_is_not_wanted(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+_LOGGER = logging.getLogger(__name__)
 _NAME, _HERE = "gradvac_native", Path(__file__).parent
 _FILES = sorted([*_HERE.glob("native.*[hp]"), *(_HERE.parent / "engine" / "cpp").iterdir()])
 _SOURCES = [file for file in _FILES if file.suffix == ".cpp"]
@@ -36,11 +37,11 @@ def native() -> Any:
         return _load(may_build=wish == "1")
     except Exception as error:  # whatever a compiler, a linker or a file system may do
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = next((line for line in lines if "error:" in line), lines[0])
-        logging.getLogger(__name__).warning(
+        causes = [line for line in lines if "error:" in line or "not found" in line]
+        _LOGGER.warning(
             "GRADVAC_NATIVE: what is written in C++ is not used, everything is computed in torch "
-            "operations: %s",
-            reason,
+            "operations. Building it takes g++, ninja and Python's headers: %s",
+            (causes or lines)[0],
         )
         return None
 
@@ -57,6 +58,7 @@ def _load(*, may_build: bool) -> Any:
         from torch.utils import cpp_extension
 
         built.parent.mkdir(parents=True, exist_ok=True)
+        _LOGGER.warning("GRADVAC_NATIVE: building %s, once: about half a minute.", built)
         path = os.environ.get("PATH", "")
         os.environ["PATH"] = f"{path}{os.pathsep}{Path(sys.executable).parent}"  # ninja from pip
         try:
