@@ -151,6 +151,7 @@ def test_what_does_not_fit(kernels: Any) -> None:
         ([x.to("meta")], [g], index, 3),
         ([x], [g.double()], index, 3),
         ([x], [g[:3]], index, 3),
+        ([torch._efficientzerotensor(x.shape)], [g], index, 3),  # has no memory
         ([x, x], [g], index, 3),
         ([x, x[:, :2]], [g, g], index, 3),
         ([x[:5]], [g[:5]], index, 3),
