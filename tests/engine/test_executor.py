@@ -578,6 +578,54 @@ def test_checkpoints_and_saved_tensors_elsewhere(way: str, ran: Counter[str]) ->
     assert ran["caught"] > 0 or way == "whole"
 
 
+def test_hooks_that_begin_during_a_pass(way: str, ran: Counter[str]) -> None:
+    """What a node saved may be unpacked by a function in Python."""
+    seen: list[Tensor] = []
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        hidden: Tensor = m.a(x).tanh()
+
+        def unpack(saved: Tensor) -> Tensor:
+            if m.is_watched:
+                hidden.register_hook(seen.append)
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+            above = hidden.exp()
+        result: Tensor = m.b(above)
+        return result
+
+    model = layers(run, a=nn.Linear(D, D), b=nn.Linear(D, 2)).double()
+    aligner, x = attach(model, Sum()), torch.randn(B, S, D).double()
+    for step in range(6):
+        model.is_watched = step == 5  # type: ignore[assignment]
+        model.zero_grad()
+        losses = distance(model(x))
+        refused = pytest.raises(ValueError, match="GRADVAC_NATIVE=0")
+        with refused if model.is_watched and way == "whole" else nullcontext():
+            aligner.backward(losses, UNSORTED)
+    assert ran[way]
+    assert len(seen) == (way == "caught")
+
+
+def test_gradients_whose_memory_is_copied_when_written(ran: Counter[str]) -> None:
+    """By two threads at once, each would copy it."""
+    width = 700
+    model = layers(lambda m, x: m.b(m.a(x).tanh()), a=nn.Linear(D, width), b=nn.Linear(width, 900))
+    aligner, x = attach(model.double(), Sum()), torch.randn(B, S, D).double()
+    for step in range(5):
+        model.zero_grad()
+        losses = distance(model(x))
+        if step == 4:
+            alone = torch.autograd.grad(losses.sum(), model.b.weight, retain_graph=True)[0]
+            first = torch.ones_like(model.b.weight)
+            model.b.weight.grad = torch._lazy_clone(first)
+        aligner.backward(losses, UNSORTED)
+    assert ran["whole"]
+    torch.testing.assert_close(model.b.weight.grad, alone + 1.0)
+    assert torch.equal(first, torch.ones_like(first))
+
+
 def test_rows_that_are_declared_later(way: str, ran: Counter[str]) -> None:
     """The same graph, but its rows are said to be others'."""
     model = nn.Linear(D, 2).double()

@@ -444,9 +444,11 @@ void mirror(double* gram, int64_t T) {
 
 void combine_to(const Tensor& block, const double* weights, const Tensor& out, bool is_added) {
   AT_DISPATCH_FLOATING_TYPES(block.scalar_type(), "combine_to", [&] {
+    // Before there are threads: memory that is copied when written is asked for once.
+    auto* from = block.const_data_ptr<scalar_t>();
+    auto* to = out.mutable_data_ptr<scalar_t>();
     by_thread(block.size(1), block.numel(), [&](int64_t, int64_t first, int64_t last) {
-      combination_of(block.const_data_ptr<scalar_t>(), weights, block.size(0), block.size(1), first,
-                     last, out.mutable_data_ptr<scalar_t>(), is_added);
+      combination_of(from, weights, block.size(0), block.size(1), first, last, to, is_added);
     });
   });
 }

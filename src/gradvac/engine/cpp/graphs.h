@@ -255,6 +255,11 @@ inline bool is_one(const at::Scalar& factor) {
   return !factor.isComplex() && factor.toDouble() == 1.;
 }
 
+inline bool is_hooked(ag::Node& node) {
+  return !node.pre_hooks().empty() || !node.post_hooks().empty() ||
+         !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
+}
+
 // The nodes behind some losses, in the order of `_walk` of graph.py.
 struct Walk {
   Tensor root;
@@ -300,8 +305,7 @@ struct Walk {
         content->put(edge.input_nr);
       }
       if (kind->second == &read_leaf) continue;
-      has_hooks |= !node->pre_hooks().empty() || !node->post_hooks().empty() ||
-                   !node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty();
+      has_hooks |= is_hooked(*node);
       for (uint32_t output = 0; output < node->num_inputs(); output++)
         read_output(node->input_metadata(output));
       if (!content->is_known) return;

@@ -93,6 +93,7 @@ struct Pass : ag::Node {
     wanted[walk.nodes[0]].needed_ = false;  // or the engine would run it too
     for (auto& one : schedule.order) {
       auto& node = *walk.nodes[one.place];
+      check(node);
       ag::variable_list taken(one.num);
       for (int64_t n = 0; n < one.num; n++)
         schedule.is_kept[one.slot + n] ? taken[n] = gradients[one.slot + n]
@@ -108,7 +109,15 @@ struct Pass : ag::Node {
         if (one.to[n] >= 0 && returned[n].defined())
           add(gradients[one.to[n]], std::move(returned[n]));
     }
+    for (auto place : schedule.places) check(*walk.nodes[place]);
     return {Tensor()};
+  }
+
+  // What nodes saved may be unpacked by functions in Python, which may do anything.
+  static void check(ag::Node& node) {
+    TORCH_CHECK_VALUE(!is_hooked(node), "backward: a hook of ", node.name(),
+                      " was registered during the backward, where C++ runs no hooks. Register it "
+                      "before the backward, or set GRADVAC_NATIVE=0");
   }
 
   static void add(Tensor& sum, Tensor gradient) {
