@@ -58,6 +58,18 @@ _MOST_KEPT = 64  # graphs, of up to a megabyte
 _DTYPES = ({torch.float32}, {torch.float64})  # one for all parameters
 
 
+class _NodeKind(IntEnum):
+    """What tells C++ whether it may take a node for another of its type."""
+
+    WITHOUT_SETTINGS, WITH_SETTINGS, UNKNOWN, MARKED = range(4)
+
+
+def _node_kind(node: Any) -> _NodeKind:
+    if not is_of_torch(node):
+        return _NodeKind.MARKED if is_marked(node) else _NodeKind.UNKNOWN
+    return _NodeKind.WITH_SETTINGS if settings(node) else _NodeKind.WITHOUT_SETTINGS
+
+
 class _Kind(IntEnum):
     """What C++ knows of junctions."""
 
@@ -209,11 +221,10 @@ class Executor:
         if walk.is_known:
             self._known.pop(walk.content, None)
         else:
-            told = [0] * len(graph.nodes)
+            kinds = [_NodeKind.UNKNOWN] * len(graph.nodes)
             for where, node in zip(graph.signature.order, graph.nodes, strict=True):
-                unknown = 3 if is_marked(node) else 2
-                told[where] = int(bool(settings(node))) if is_of_torch(node) else unknown
-            walk.learn(told)
+                kinds[where] = _node_kind(node)
+            walk.learn(kinds)
 
     def learn(self, walk: Any, graph: Graph, plan: Plan) -> None:
         """A step went well in Python: others like it need not be planned."""

@@ -385,16 +385,16 @@ class PlannedBackward:
             if not complete:
                 return
 
-            def tell(*_: object) -> None:
+            def finish(*_: object) -> None:
                 for group in complete:
                     done(group)
 
-            # Whoever is told may change the parameters, which a node reads when it runs.
+            # What follows may change the parameters, which a node reads when it runs.
             if (junctions[number].ends and not has_hooks) or number in after_run:
-                tell()
+                finish()
             else:
                 node = self.graph.nodes[junctions[number].position]
-                hooks.callback(node.register_hook(tell).remove)
+                hooks.callback(node.register_hook(finish).remove)
 
         if plan.is_measured and builder.measured is None:
             builder.measured = self._measure()

@@ -160,8 +160,8 @@ inline const std::unordered_map<std::type_index, Read>& settings() {
   return every;
 }
 
-// By Python, of a node: has it settings, may it be anything, or is it marked.
-enum class Told { nothing, settings, never, marked };
+// What Python knows of a node; as in executor.py.
+enum class NodeKind { without_settings, with_settings, unknown, marked };
 
 // By virtual table: asking for a type's name is slow. Only touched by whoever holds the GIL.
 inline ska::flat_hash_map<const void*, Read>& kinds() {
@@ -327,23 +327,24 @@ struct Walk {
   }
 
   // Learns what kinds of nodes there are; whether all are known then.
-  bool learn(const std::vector<int64_t>& told) {
-    TORCH_CHECK_VALUE(told.size() == nodes.size(), "told: must be of every node");
+  bool learn(const std::vector<int64_t>& by_node) {
+    TORCH_CHECK_VALUE(by_node.size() == nodes.size(), "by_node: must be of every node");
     for (size_t n = 0; n < nodes.size(); n++) {
       auto* node = nodes[n];
+      auto kind = NodeKind(by_node[n]);
       if (dynamic_cast<ag::AccumulateGrad*>(node))
         kinds()[kind_of(node)] = &read_leaf;
       else if (dynamic_cast<ProductTap*>(node))
         kinds()[kind_of(node)] = nullptr;
       else if (dynamic_cast<ag::CopySlices*>(node))
         kinds()[kind_of(node)] = &read_slices;
-      else if (dynamic_cast<LookupTap*>(node) || Told(told[n]) == Told::marked)
+      else if (dynamic_cast<LookupTap*>(node) || kind == NodeKind::marked)
         kinds()[kind_of(node)] = &read_marked;  // functions in Python are all of one kind
-      else if (Told(told[n]) != Told::never) {
+      else if (kind != NodeKind::unknown) {
         auto found = settings().find(typeid(*node));
         if (found != settings().end())
           kinds()[kind_of(node)] = found->second;
-        else if (Told(told[n]) == Told::nothing)
+        else if (kind == NodeKind::without_settings)
           kinds()[kind_of(node)] = nullptr;
       }
     }
