@@ -256,9 +256,10 @@ class _Rows:
         if not all(_is_copyable(one, parts[0].stride(0)) for one in parts):
             parts = [one.clone(memory_format=torch.contiguous_format) for one in parts]
         addresses = [one.data_ptr() for one in parts]
-        self._first = parts[addresses.index(min(addresses))]
+        lowest = min(addresses)
+        self._first = parts[addresses.index(lowest)]
         self._parts, self._num_rows = parts, num_rows  # kept until the kernel was launched
-        distances = [address - min(addresses) for address in addresses]
+        distances = [address - lowest for address in addresses]
         self._unit = math.gcd(*distances) or 16
         self.places = [distance // self._unit for distance in distances]
 
