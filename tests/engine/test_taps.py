@@ -327,6 +327,27 @@ def test_buffers_are_read_after_their_update() -> None:
     torch.testing.assert_close(torch.compile(model, backend=uncompiled)(x), reference(x))
 
 
+def scaled_by_what_is_written(m: Any, x: Tensor, _: Tensor) -> Tensor:
+    m.view.add_(1.0)
+    result: Tensor = m.down(m.up(x) * m.scale * m.base)
+    return result
+
+
+def added_where_it_is_written(m: Any, x: Tensor, others: Tensor) -> Tensor:
+    m.view.mul_(0.5)
+    result: Tensor = m.down(x * m.base + m.scale) + m.up(others) * m.scale
+    return result
+
+
+@pytest.mark.parametrize("run", [scaled_by_what_is_written, added_where_it_is_written])
+def test_a_view_of_a_buffer_is_written(run: Any) -> None:
+    """Inputs then change places, by the memory they share."""
+    model = model_of(run, **linear(scale=nn.Parameter(torch.empty(D))))
+    model.register_buffer("base", torch.ones(D).double())
+    model.register_buffer("view", model.base[:2])
+    assert_exact(model, (torch.randn(B, D).double(), torch.randn(B, D).double()))
+
+
 def test_a_weight_used_by_its_value_alone() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -353,7 +374,8 @@ def test_an_operand_of_several_products_is_kept_once() -> None:
     model = model_of(run, one=nn.Linear(D, D), other=nn.Linear(D, D)).float()
     called = torch.compile(model, backend=uncompiled)
     with torch.autocast("cpu", torch.bfloat16):
-        node: Any = called(torch.randn(B, S, D)).grad_fn
+        output = called(torch.randn(B, S, D))
+    node: Any = output.grad_fn
     kept = {one.data_ptr() for one in node.saved_tensors if one.numel() == B * S * D}
     assert len(kept) == 3  # the operand, and both factors
 

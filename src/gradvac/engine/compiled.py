@@ -39,6 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Function
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves
 
 from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph, without_memory
@@ -46,6 +47,7 @@ from gradvac.engine.layouts import Layout, follow
 from gradvac.engine.models import allow_second_passes
 from gradvac.utils.native import native
 
+_HAS_CONSTANTS = TorchVersion(torch.__version__) < "2.13.0a0"  # later versions refuse them
 TOKENS = torch.float64  # gradients are no integers: tokens are handed on as these, exactly
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -432,6 +434,8 @@ class Region:
             if node is not None and node not in others and node.name() == COMPILED:
                 run.places[output.output_nr] = place
                 node.metadata[RUN] = run
+                if _HAS_CONSTANTS:
+                    _refuse_second_derivatives(type(node)._forward_cls)
 
     def run_without_data(self, sizes: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
         """Its outputs and its inputs."""
@@ -443,6 +447,22 @@ class Region:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             given = [one.at(by_symbol) for one in self.given]
             return _Visible(self._inside).run(*given), given
+
+
+def _refuse_second_derivatives(region: Any) -> None:
+    """Raise under create_graph: what only detached weights are read for would be a constant."""
+    run_backward = region.backward
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                'create_graph=True: regions compiled with backend="gradvac" have no double '
+                "backward; call the model that is not compiled for such losses."
+            )
+        return run_backward(ctx, *gradients)
+
+    if run_backward.__module__ != __name__:
+        region.backward = staticmethod(backward)
 
 
 class RegionRun(NamedTuple):
@@ -587,6 +607,7 @@ class Split:
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
         self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+        self.zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.parametric: set[fx.Node] = set()
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
@@ -842,7 +863,9 @@ def _placeholders(
     output, placed = fake_of(node), []
     for place, (shape, dtype) in zip(tap, like, strict=True):
         with output.fake_mode:
-            fake = torch.empty((), dtype=dtype, device=output.device).expand(shape)
+            # In memory that is shared as in a run: before torch 2.13 inputs are put in order by it.
+            new = torch.empty((), dtype=dtype, device=output.device)
+            fake = split.zeros.setdefault((dtype, new.device), new).expand(shape)
         placed.append(split.add_input((node, place), place, fake.requires_grad_()))
     return placed
 
