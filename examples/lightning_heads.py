@@ -43,13 +43,13 @@ class Model(AlignedModule, LightningModule):
         })  # fmt: skip
 
 
-def picture(number: int) -> tuple[Tensor, float, int, int]:
+def picture(number: int) -> tuple[Tensor, Tensor, int, int]:
     """A bright quadrant before stripes that lie or stand."""
     picture = torch.rand(1, 16, 16) * 0.2
     quadrant, stripes = number % 4, number // 4 % 2
     (picture if stripes else picture.mT)[:, ::4] += 0.5
     picture[:, quadrant // 2 * 8 :, quadrant % 2 * 8 :][:, :8, :8] += 0.5
-    return picture, float(picture.mean()), quadrant, stripes
+    return picture, picture.mean(), quadrant, stripes
 
 
 torch.manual_seed(0)
