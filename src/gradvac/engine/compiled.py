@@ -89,10 +89,11 @@ def split_and_compile(
 ) -> Callable[..., Any]:
     """Split a graph into layers, each of these in two, and compile the inside."""
     allow_second_passes()
-    if not torch.is_grad_enabled():
+    nodes = list(graph_module.graph.nodes)
+    if not torch.is_grad_enabled() or _is_written_through_another(nodes):
         return compile_inside(graph_module, examples)
     given = dict(zip(graph_module.graph.find_nodes(op="placeholder"), examples, strict=True))
-    numbers = _numbers_of_layers(list(graph_module.graph.nodes), given)
+    numbers = _numbers_of_layers(nodes, given)
     if len({*numbers.values()}) < 2:
         return _compile_region(graph_module, examples, compile_inside)
     by_name = {node.name: example for node, example in given.items()}
@@ -607,7 +608,6 @@ class Split:
         self._outer: dict[fx.Node, fx.Node] = {}
         self._inner: dict[fx.Node, fx.Node] = {}
         self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
-        self.zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.parametric: set[fx.Node] = set()
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
@@ -786,6 +786,18 @@ def _written(nodes: Sequence[fx.Node]) -> set[int]:
     return written
 
 
+def _is_written_through_another(nodes: Sequence[fx.Node]) -> bool:
+    """Whether inputs share memory that is written: torch makes one of them, and reorders all."""
+    written, seen = _written(nodes), set[int]()
+    for node in nodes:
+        if node.op == "placeholder":
+            memory = written & _memory_of(node)
+            if not seen.isdisjoint(memory):
+                return True
+            seen |= memory
+    return False
+
+
 def _memory_of(node: fx.Node, *, written_alone: bool = False) -> set[int]:
     values = (value for value in tree_leaves(fake_of(node)) if isinstance(value, FakeTensor))
     return {v.untyped_storage()._cdata for v in values if v._version or not written_alone}
@@ -863,9 +875,7 @@ def _placeholders(
     output, placed = fake_of(node), []
     for place, (shape, dtype) in zip(tap, like, strict=True):
         with output.fake_mode:
-            # In memory that is shared as in a run: before torch 2.13 inputs are put in order by it.
-            new = torch.empty((), dtype=dtype, device=output.device)
-            fake = split.zeros.setdefault((dtype, new.device), new).expand(shape)
+            fake = torch.empty((), dtype=dtype, device=output.device).expand(shape)
         placed.append(split.add_input((node, place), place, fake.requires_grad_()))
     return placed
 
