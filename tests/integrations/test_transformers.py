@@ -18,6 +18,8 @@ from torch.utils.data import IterableDataset
 from transformers import (
     BertConfig,
     BertForTokenClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     Trainer,
     TrainerCallback,
     default_data_collator,
@@ -25,6 +27,7 @@ from transformers import (
 
 from gradvac import Aligner, GradVac, PCGrad, Sum
 from gradvac.engine.compiled import split_and_compile
+from gradvac.integrations._loss_parts import check_logits
 from gradvac.integrations.transformers import (
     AlignedMixin,
     AlignedSeq2SeqTrainer,
@@ -408,6 +411,45 @@ def test_the_divisor_is_learned_where_both_are_the_same() -> None:
         normaliser.learn(sums, counts, 8, loss)
         assert normaliser.is_known
         assert normaliser.divisor(counts, 12) == wanted
+
+
+@pytest.mark.parametrize("begins", [0, 4])
+def test_a_term_without_logits_is_refused_however_small(
+    begins: int, make_examples: Make, arguments: Make
+) -> None:
+    """The balance of a router, which losses of rows would leave out; also if it begins later."""
+
+    class Begin(TrainerCallback):
+        def on_step_begin(self, _: Any, state: Any, *__: Any, model: Any, **___: Any) -> None:
+            model.config.output_router_logits = state.global_step >= begins
+
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 16)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    router = {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 1e-6}
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(vocab_size=40, num_hidden_layers=2, **sizes, **heads, **router)
+    )
+    trainer = AlignedTrainer(
+        model,
+        arguments(max_steps=12),
+        train_dataset=make_examples("causal", 72),
+        tasks=TASKS,
+        callbacks=[Begin()],
+    )
+    with pytest.raises(ValueError, match=r"router .*output_router_logits.*left out"):
+        trainer.train()
+    assert trainer.state.global_step == (9 if begins else 0)  # batches 1, 2, 10, ... are compared
+
+
+def test_logits_that_were_cast_after_the_loss() -> None:
+    """As Accelerate does in mixed precision."""
+    head, gate = nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
+    logits = head(torch.randn(2, 4))
+    loss = logits.double().square().mean()
+    check_logits(loss, logits.double())
+    with pytest.raises(ValueError, match=r"shape \[\] without the logits"):
+        check_logits(loss + gate, logits.double())
 
 
 def test_several_gpus_of_one_process_are_refused(

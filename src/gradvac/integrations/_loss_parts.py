@@ -13,7 +13,7 @@ negative log-probabilities of SFT), entry r is also what row r adds to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,31 @@ def reached(loss: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], Tensor
         parts: Tensors of its graph, where the search ends.
     """
     stops = {part.grad_fn: part for part in parts if part.grad_fn is not None}
-    found, outside = list[Tensor](), None
+    found, leaves = _search(loss, stops)
+    outside = [leaf for leaf in leaves if not any(leaf is part for part in parts)]
+    return [stops[node] for node in found], outside[-1] if outside else None
+
+
+def check_logits(loss: Tensor, logits: Tensor) -> None:
+    """Raise if a model's own loss, which comes from its logits, has a term that does not."""
+    node: Any = logits.grad_fn
+    stops = {node}
+    while node is not None and node.name().startswith("ToCopy"):  # the loss may be from before
+        node = node.next_functions[0][0]
+        stops.add(node)
+    found, leaves = _search(loss, stops)
+    if found and leaves:
+        raise ValueError(
+            "row_losses: the model's own loss has a term that reaches a parameter of shape "
+            f"{list(leaves[-1].shape)} without the logits, such as the balance of a router "
+            "(output_router_logits): it would be left out. Switch it off, or give row_losses, one "
+            "loss per row."
+        )
+
+
+def _search(loss: Tensor, stops: Container[Any]) -> tuple[list[Any], list[Tensor]]:
+    """Which nodes a loss reaches first, and the leaves that it reaches without them."""
+    found, leaves = list[Any](), list[Tensor]()
     seen, waiting = set[Any](), [loss.grad_fn]  # nodes are kept, as they are told apart by address
     while waiting:
         node: Any = waiting.pop()
@@ -39,13 +63,13 @@ def reached(loss: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], Tensor
             continue
         seen.add(node)
         if node in stops:
-            found.append(stops[node])
+            found.append(node)
             continue
         leaf = getattr(node, "variable", None)
-        if leaf is not None and not any(leaf is part for part in parts):
-            outside = leaf
+        if leaf is not None:
+            leaves.append(leaf)
         waiting += [child for child, _ in node.next_functions]
-    return found, outside
+    return found, leaves
 
 
 @dataclass(frozen=True, eq=False)

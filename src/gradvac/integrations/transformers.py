@@ -47,8 +47,9 @@ from gradvac.analysis import (
 )
 from gradvac.analysis.run_files import RunFiles
 from gradvac.engine import own_hooks, positions
+from gradvac.engine.joint_gradient import is_due
 from gradvac.engine.models import is_sharded
-from gradvac.integrations._loss_parts import LossParts
+from gradvac.integrations._loss_parts import LossParts, check_logits
 from gradvac.integrations._shared import (
     RunRecord,
     check_backend,
@@ -60,7 +61,7 @@ from gradvac.integrations._shared import (
 )
 from gradvac.sampling import TaskBatchSampler
 from gradvac.utils.cuda_graph import GraphedStep
-from gradvac.utils.devices import index_on
+from gradvac.utils.devices import index_on, is_captured
 
 TASKS_OF_ROWS = "tasks_of_rows"
 _NUM_ITEMS = "num_items_in_batch"
@@ -536,13 +537,18 @@ class AlignedMixin(_AnyTrainer):
         """Losses of rows that add up to the Trainer's loss, and how much each counts."""
         labels = inputs.get("labels")
         if not isinstance(labels, Tensor):
-            raise ValueError("train_dataset: its batches have no labels; give them.")
+            raise ValueError(
+                f"train_dataset: its batches have no labels (but {', '.join(inputs)}); give them, "
+                "or let a subclass of your trainer compute the loss from these: AlignedMixin "
+                "before it, and a compute_loss that returns model(**inputs).loss."
+            )
         if self._row_losses is not None:
             losses = self._row_losses(model(**inputs), labels, num_items)
             return losses, torch.ones_like(losses)
         smoothing = self.args.label_smoothing_factor
         normaliser, twice = self._normaliser, None if num_items is None else 2 * num_items
-        if normaliser.is_known or smoothing:
+        compares = not smoothing and normaliser.compares_next(self.args.device)
+        if not compares:
             outputs = model(**_without_labels(self.accelerator.unwrap_model(model), inputs))
         elif self.model_accepts_loss_kwargs and twice is not None:
             outputs = model(**inputs, **{_NUM_ITEMS: twice})
@@ -554,8 +560,11 @@ class AlignedMixin(_AnyTrainer):
             knows_items = _NUM_ITEMS in inspect.signature(LabelSmoother.__call__).parameters
             divisor = num_items if knows_items and num_items is not None else counts.sum()
             return sums / torch.as_tensor(divisor, device=sums.device).to(sums.dtype), counts
-        if not normaliser.is_known:
-            normaliser.learn(sums, counts, twice, tensor_of(outputs, "loss"))
+        if compares:
+            loss = tensor_of(outputs, "loss")
+            check_logits(loss, logits)
+            if not normaliser.is_known:
+                normaliser.learn(sums, counts, twice, loss)
         return sums / normaliser.divisor(counts, num_items).to(sums.dtype), counts
 
     def prediction_step(
@@ -735,12 +744,13 @@ def sum_by_row(
     cross_entropy = partial(
         F.cross_entropy, ignore_index=_IGNORED, reduction="none", label_smoothing=smoothing
     )
-    if logits.dim() == 3 and labels.dim() == 2 and not labels.is_floating_point():
+    is_sequence = logits.dim() == 3 and logits.shape[:2] == labels.shape
+    if is_sequence and not labels.is_floating_point():
         if shifted:
             logits, labels = logits[:, :-1], labels[:, 1:]
         losses = cross_entropy(logits.transpose(1, 2), labels)
         return losses.sum(1), (labels != _IGNORED).sum(1)
-    if logits.dim() == 2 and labels.dim() == 1:
+    if logits.dim() == 2 and logits.shape[:1] == labels.shape:
         ones = torch.ones(len(labels), dtype=torch.int64, device=labels.device)
         if labels.is_floating_point() and logits.shape[1] == 1:
             return (logits[:, 0] - labels.to(logits.dtype)).square(), ones
@@ -762,11 +772,17 @@ class Normaliser:
     and its loss compared with the sum of rows.
 
     Attributes:
-        is_known: Whether it has been learned; until then, the model's own loss is needed.
+        is_known: Whether it has been learned.
     """
 
     def __init__(self) -> None:
         self.is_known = self._by_items = False
+        self._num_batches = 0
+
+    def compares_next(self, device: torch.device) -> bool:
+        """Whether the next batch needs the model's own loss: now and then it is looked at again."""
+        self._num_batches += 1
+        return not self.is_known or (is_due(self._num_batches) and not is_captured(device))
 
     def learn(
         self, sums: Tensor, counts: Tensor, num_items: Tensor | int | None, loss: Tensor
@@ -787,13 +803,14 @@ class Normaliser:
         if not (math.isfinite(value) and total):
             return
         divisors = [here] if num_items is None else [here, int(num_items)]
-        gaps = [abs(total / max(1, divisor) - value) for divisor in divisors]
+        means = [total / max(1, divisor) for divisor in divisors]
+        gaps = [abs(mean - value) for mean in means]
         is_half = loss.dtype in (torch.float16, torch.bfloat16)
         if min(gaps) > (1e-2 if is_half else 1e-4) * max(abs(value), 1e-6):
             raise ValueError(
-                f"row_losses: the model's loss is {value:.6g}, but its rows give {total:.6g} over "
-                f"{' or '.join(map(str, divisors))} labels; it computes another loss than cross-"
-                "entropy or squared error. Give row_losses, one loss per row."
+                f"row_losses: the model's loss is {value:.6g}, but its rows give "
+                f"{means[gaps.index(min(gaps))]:.6g}; it computes another loss than cross-entropy "
+                "or squared error, or adds a term. Give row_losses, one loss per row."
             )
         self.is_known, self._by_items = True, gaps[-1] < gaps[0]
 
