@@ -304,18 +304,18 @@ def show_gradients(
 
         return hook
 
-    with without_hooks(leaves):
-        handles = [leaf.register_hook(shown(leaf)) for leaf in leaves]
-        try:
-            if graph.is_reentrant:  # such a graph refuses to be given inputs
-                torch.autograd.backward(graph.roots, starts, retain_graph=retain)
-            else:
-                torch.autograd.grad(
-                    graph.roots, leaves, starts, retain_graph=retain, allow_unused=True
-                )
-        finally:
-            for handle in handles:
-                handle.remove()
+    kept = [leaf._backward_hooks for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf._backward_hooks = None  # a tensor that was swapped for another ignores its old ones
+            leaf.register_hook(shown(leaf))
+        if graph.is_reentrant:  # such a graph refuses to be given inputs
+            torch.autograd.backward(graph.roots, starts, retain_graph=retain)
+        else:
+            torch.autograd.grad(graph.roots, leaves, starts, retain_graph=retain, allow_unused=True)
+    finally:
+        for leaf, hooks in zip(leaves, kept, strict=True):
+            leaf._backward_hooks = hooks
 
 
 class ReachedNodes:

@@ -62,7 +62,7 @@ class Planner:
         self._known[graph.signature] = known  # the latest: a model may make a new one every step
         if len(self._known) > _MOST_KEPT:
             del self._known[next(iter(self._known))]
-        if known.refusals:
+        if known.refusals and len(losses.present) > 1:  # rows of one task may influence each other
             known.check(graph)
         subject = Subject(graph, losses, declared, self._names, self._tasks)
         fitting = next((one for one in known.plans if _fits(one, subject)), None)
