@@ -307,7 +307,7 @@ def show_gradients(
     kept = [leaf._backward_hooks for leaf in leaves]
     try:
         for leaf in leaves:
-            leaf._backward_hooks = None  # a tensor that was swapped for another ignores its old ones
+            leaf._backward_hooks = None  # tensors that were swapped ignore their old ones
             leaf.register_hook(shown(leaf))
         if graph.is_reentrant:  # such a graph refuses to be given inputs
             torch.autograd.backward(graph.roots, starts, retain_graph=retain)
