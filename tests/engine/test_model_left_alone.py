@@ -85,8 +85,7 @@ def traces(model: nn.Module) -> list[object]:
         for m in model.modules()
     ]
     of_parameters = [
-        (p._version, p._backward_hooks, p._post_accumulate_grad_hooks)
-        for p in model.parameters()
+        (p._version, p._backward_hooks, p._post_accumulate_grad_hooks) for p in model.parameters()
     ]
     return [*of_modules, *of_parameters, *model.state_dict()]
 
