@@ -338,13 +338,26 @@ def added_where_it_is_written(m: Any, x: Tensor, others: Tensor) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("run", [scaled_by_what_is_written, added_where_it_is_written])
+def read_before_it_is_written(m: Any, x: Tensor, _: Tensor) -> Tensor:
+    hidden = m.layers[0](x) + m.row  # a layer ends before what reads and writes
+    m.piece.add_(1.0)
+    result: Tensor = m.down(hidden * (m.scale * 2))
+    return result
+
+
+@pytest.mark.parametrize(
+    "run", [scaled_by_what_is_written, added_where_it_is_written, read_before_it_is_written]
+)
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
 def test_a_view_of_a_buffer_is_written(run: Any) -> None:
     """Torch makes one input of both, and puts all in another order."""
-    model = model_of(run, **linear(scale=nn.Parameter(torch.empty(D))))
+    layers = nn.ModuleList([nn.Sequential(nn.LayerNorm(D))])
+    model = model_of(run, **linear(scale=nn.Parameter(torch.empty(D)), layers=layers))
     model.register_buffer("base", torch.ones(D).double())
     model.register_buffer("view", model.base[:2])
+    model.register_buffer("whole", torch.ones(2, D).double())
+    model.register_buffer("row", model.whole[1])
+    model.register_buffer("piece", model.whole.view(-1)[3:9])
     assert_exact(model, (torch.randn(B, D).double(), torch.randn(B, D).double()))
 
 
@@ -734,6 +747,18 @@ def test_torchs_contracts() -> None:
     total = compiled(x).sum()
     with pytest.raises(RuntimeError, match=r"double backward|once_differentiable"):
         torch.autograd.grad(total, model.up.weight, create_graph=True)[0].sum().backward()
+
+
+def test_second_derivatives_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.13 gradients of weights would be constants."""
+    monkeypatch.setattr(compiled_module, "_MAY_BE_CONSTANT", True)
+    model = model_of(lambda m, x: m.down(m.up(x).tanh()), **linear())
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    for _ in range(2):  # one region, run twice
+        total, weights = compiled(torch.randn(B, D).double()).sum(), list(model.parameters())
+        with pytest.raises(RuntimeError, match="call the model that is not compiled"):
+            torch.autograd.grad(total, weights, create_graph=True, retain_graph=True)
+        torch.autograd.grad(total, weights)
 
 
 def test_graphs_of_regions_are_refused() -> None:

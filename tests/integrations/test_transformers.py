@@ -323,6 +323,29 @@ def test_a_loss_of_ones_own_is_noticed_and_can_be_given(
         trainer(row_losses=lambda outputs, *_: outputs.loss[None]).train()
 
 
+@pytest.mark.parametrize("kind", ["tokens", "classes", "causal"])
+def test_logits_and_labels_of_other_sizes(kind: str, make_model: Make, make_examples: Make) -> None:
+    """As with the virtual tokens of prompt tuning."""
+    batch = default_data_collator(
+        [{k: v for k, v in one.items() if k != "task"} for one in make_examples(kind, 6)]
+    )
+    logits, labels = make_model(kind)(**batch).logits, batch["labels"]
+    sum_by_row(logits, labels, shifted=kind == "causal")
+    more = torch.cat([logits, logits], 0 if logits.dim() == 2 else 1)
+    with pytest.raises(ValueError, match=r"cannot be guessed .*row_losses"):
+        sum_by_row(more, labels, shifted=kind == "causal")
+
+
+def test_labels_of_other_names(make_model: Make, make_examples: Make, arguments: Make) -> None:
+    examples = [
+        {"start_positions" if k == "labels" else k: v for k, v in one.items()}
+        for one in make_examples("classes")
+    ]
+    args = arguments(remove_unused_columns=False)
+    with pytest.raises(ValueError, match=r"no labels \(but .*start_positions\).*compute_loss"):
+        AlignedTrainer(make_model("classes"), args, train_dataset=examples, tasks=TASKS).train()
+
+
 def test_what_replaces_the_backward_pass_is_refused(
     make_model: Make, make_examples: Make, arguments: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,8 @@ from gradvac.engine.layouts import Layout, follow
 from gradvac.engine.models import allow_second_passes
 from gradvac.utils.native import native
 
-_HAS_CONSTANTS = TorchVersion(torch.__version__) < "2.13.0a0"  # later versions refuse them
+# Later versions refuse create_graph themselves.
+_MAY_BE_CONSTANT = TorchVersion(torch.__version__) < "2.13.0a0"
 TOKENS = torch.float64  # gradients are no integers: tokens are handed on as these, exactly
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -435,7 +436,7 @@ class Region:
             if node is not None and node not in others and node.name() == COMPILED:
                 run.places[output.output_nr] = place
                 node.metadata[RUN] = run
-                if _HAS_CONSTANTS:
+                if _MAY_BE_CONSTANT:
                     _refuse_second_derivatives(type(node)._forward_cls)
 
     def run_without_data(self, sizes: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
