@@ -83,6 +83,10 @@ class ParameterGradients:
         return taken
 
     @property
+    def _has_gradients(self) -> bool:
+        return self._given is not None or self.block is not None
+
+    @property
     def _gradients(self) -> Tensor | None:
         """`[T, P]` or `[T, *shape]`, of those that were built."""
         if self._given is None and self.block is not None:
@@ -91,7 +95,7 @@ class ParameterGradients:
 
     def add(self, contribution: Contribution, head_bytes: int = 1 << 62) -> None:
         """Add a contribution; a head above `head_bytes` is split if that takes less."""
-        self.has_begun, is_first = True, self._gradients is None
+        self.has_begun, is_first = True, not self._has_gradients
         if isinstance(contribution, MatrixContribution):
             is_large = contribution.built_bytes > contribution.split_share * self._table_bytes
             if isinstance(contribution, OuterProduct) and contribution.built_bytes > head_bytes:
@@ -114,13 +118,13 @@ class ParameterGradients:
     @property
     def is_unbuilt(self) -> bool:
         """Its Gram matrix and its combined gradient are taken from the contributions."""
-        return self.is_split or (self._gradients is None and Lookup.have_gram(self._lookups))
+        return self.is_split or (not self._has_gradients and Lookup.have_gram(self._lookups))
 
     def add_stack(self, block: Tensor, number: int) -> None:
         """Add task gradients `[T, P]`, which are a part of a block."""
         if not self.has_begun:
             self.has_begun, self.block, self._number = True, block, number
-        elif self._gradients is None:
+        elif not self._has_gradients:
             self.begin(block[number])
         else:
             self._given, self.block = added(self._writable(), block[number]), None
@@ -146,7 +150,11 @@ class ParameterGradients:
     @property
     def nbytes(self) -> int:
         """Of what is held when it is weighed, beside what is kept."""
-        held = 0 if self._gradients is None else self._gradients.nbytes
+        held = 0
+        if self._given is not None:
+            held = self._given.nbytes
+        elif self.block is not None:
+            held = self.block.nbytes // len(self.block)
         for lookup in self._lookups:
             held += 0 if self.is_split else min(lookup.rows_bytes, lookup.built_bytes)
         return held
@@ -481,7 +489,7 @@ def add_to_grad(
     free: list[tuple[Tensor, Tensor]] = []
     for leaf, update in zip(leaves, updates, strict=True):
         (hooked if has_hooks(leaf) else free).append((leaf, update))
-    if free and not free[0][0].is_cuda and (kernels := native()) is not None:
+    if free and (kernels := native()) is not None:
         left = kernels.accumulate([leaf for leaf, _ in free], [update for _, update in free])
         free = [free[number] for number in left]
     hooked = [(leaf, _fitted(leaf, update)) for leaf, update in hooked]

@@ -508,14 +508,15 @@ static std::optional<Tensors> combine(const Tensors& blocks, const std::vector<i
   return updates;
 }
 
-// Adds updates to `.grad` of leaves without hooks; those that do not fit are left, and their places
-// returned.
+// Adds updates to `.grad` of leaves without hooks; those that do not fit, or are to be added on a
+// GPU, which adds many at once, are left, and their places returned.
 static std::vector<int64_t> accumulate(const Tensors& leaves, const Tensors& updates) {
   std::vector<int64_t> left;
   at::AutoDispatchBelowADInplaceOrView plain;
   for (size_t i = 0; i < leaves.size(); i++) {
     auto &leaf = leaves[i], &update = updates.at(i);
-    if (!is_plain(leaf, update.scalar_type()) || !is_plain(update, update.scalar_type()) ||
+    if (!is_ordinary(leaf, update.scalar_type()) || !is_ordinary(update, update.scalar_type()) ||
+        !(leaf.is_cpu() || leaf.is_cuda()) || leaf.device() != update.device() ||
         !leaf.is_contiguous() || !update.is_contiguous() || leaf.numel() != update.numel() ||
         !leaf.is_leaf() || !leaf.requires_grad() || !has_own_dtype(leaf)) {
       left.push_back(i);

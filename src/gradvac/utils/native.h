@@ -16,11 +16,14 @@ namespace gradvac {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-inline bool is_plain(const Tensor& t, at::ScalarType dtype) {
+inline bool is_ordinary(const Tensor& t, at::ScalarType dtype) {
   // No subclass that does things its own way, no zeros without memory.
-  return t.defined() && t.device().is_cpu() && t.layout() == at::kStrided &&
-         t.scalar_type() == dtype && t.has_storage() && !t.is_conj() && !t.is_neg() &&
-         !t._is_zerotensor() && !t.key_set().has(c10::DispatchKey::Python);
+  return t.defined() && t.layout() == at::kStrided && t.scalar_type() == dtype &&
+         t.has_storage() && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() &&
+         !t.key_set().has(c10::DispatchKey::Python);
+}
+inline bool is_plain(const Tensor& t, at::ScalarType dtype) {
+  return is_ordinary(t, dtype) && t.is_cpu();
 }
 // Whether `.grad` of a leaf is to be of the dtype that the leaf has, or of any.
 inline bool has_own_dtype(const Tensor& leaf) {

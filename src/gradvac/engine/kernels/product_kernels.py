@@ -6,7 +6,7 @@ Their reference is the torch branch of `outer_products` in `segments.py`.
 # N entries, T tasks, O outputs, I inputs, n layers that are alike
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import triton
@@ -20,6 +20,7 @@ from gradvac.engine.kernels.triton_kernels import (
     are_aligned,
     can_multiply,
     entry_row,
+    is_hopper,
     processors_of,
 )
 from gradvac.utils.devices import index_on
@@ -169,7 +170,7 @@ def _row_of(ORDER, part, PARTS, SORTED: tl.constexpr):
 
 def can_copy_rows(per_row: int, outputs: int, inputs: int, device: torch.device) -> bool:
     """Whether blocks of rows can be copied by the unit of Hopper GPUs that does, mostly full."""
-    if torch.cuda.get_device_capability(device)[0] != 9 or outputs % 8 or inputs % 8:
+    if outputs % 8 or inputs % 8 or not is_hopper(device):
         return False
     block = _ROW_TILE[-1]
     return 8 * per_row >= 7 * triton.cdiv(per_row, block) * block
@@ -253,9 +254,10 @@ class _Rows:
     """
 
     def __init__(self, parts: Sequence[Tensor], num_rows: int) -> None:
-        if not all(_is_copyable(one, parts[0].stride(0)) for one in parts):
+        addresses, strides = [one.data_ptr() for one in parts], {one.stride() for one in parts}
+        if not _are_copyable(addresses, strides):
             parts = [one.clone(memory_format=torch.contiguous_format) for one in parts]
-        addresses = [one.data_ptr() for one in parts]
+            addresses = [one.data_ptr() for one in parts]
         lowest = min(addresses)
         self._first = parts[addresses.index(lowest)]
         self._parts, self._num_rows = parts, num_rows  # kept until the kernel was launched
@@ -277,6 +279,7 @@ class _Rows:
         return TensorDescriptor(first, shape, strides, [1, 1, entries, columns])
 
 
-def _is_copyable(matrix: Tensor, stride: int) -> bool:
-    """Whether rows begin at whole 16 bytes, as far apart as those of others."""
-    return matrix.stride() == (stride, 1) and not (stride % 8 or matrix.data_ptr() % 16)
+def _are_copyable(addresses: Sequence[int], strides: Collection[tuple[int, ...]]) -> bool:
+    """Whether rows begin at whole 16 bytes, as far apart in one matrix as in another."""
+    (apart, step), *others = strides
+    return step == 1 and not others and not (apart % 8 or any(a % 16 for a in addresses))

@@ -92,21 +92,23 @@ class Launched:
         self._blocks = blocks  # kept, because kernels know nothing but their addresses
         like = {block.dtype: block for block in blocks}
         # Number, component, columns, where gradients begin, and how far tasks lie apart.
-        together: dict[tuple[torch.dtype, bool], list[tuple[int, int, int, int, int]]] = {}
-        numbered = enumerate(groups)
+        together: dict[tuple[torch.dtype, bool], tuple[list[int], ...]] = {}
+        num = 0
         for block in blocks:
             size, stride, first = block.shape[-1], block.stride(-2), block.data_ptr()
             many, apart = (len(block), block.stride(0)) if block.dim() == 3 else (1, 0)
-            for n in range(many):
-                address, (number, group) = first + n * apart * block.itemsize, next(numbered)
-                aligned = not (address % 16 or stride % 16 or size % 16)
-                known = (number, group, size, address, stride)
-                together.setdefault((block.dtype, aligned), []).append(known)
+            step = apart * block.itemsize
+            aligned = not (first % 16 or step % 16 or stride % 16 or size % 16)
+            columns = together.setdefault((block.dtype, aligned), ([], [], [], [], []))
+            begin = [first + n * step for n in range(many)]
+            own = (range(num, num + many), groups[num : num + many], [size] * many, begin)
+            for column, values in zip(columns, (*own, [stride] * many), strict=True):
+                column.extend(values)
+            num += many
         self._launches: list[_Launch] = []
-        for (dtype, aligned), parts in together.items():
-            numbers, members, sizes, *addresses = zip(*parts, strict=True)
+        for (dtype, aligned), (numbers, members, sizes, *addresses) in together.items():
             device = like[dtype].device
-            given = (sizes, members, num_groups, device)
+            given = (tuple(sizes), tuple(members), num_groups, device)
             if is_captured(device):
                 RECORDED.append(chunks := _Chunks(*given))
             else:
@@ -312,6 +314,12 @@ def clear_empty(stack: Tensor, sizes: Tensor) -> None:
 def processors_of(device: torch.device) -> int:
     """Multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether it has a unit that copies blocks of tensors, and our kernels were measured on it."""
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
