@@ -136,6 +136,11 @@ def with_a_shift_of_parameters(m: Any, x: Tensor) -> Tensor:
     return m.layers[1](m.layers[0](x, shift), shift)
 
 
+def with_a_shift_that_stays_inside(m: Any, x: Tensor) -> Tensor:
+    shift = torch.erf(m.head.weight).sum(0)
+    return m.layers[1](m.layers[0](x, shift), shift)
+
+
 def with_a_shift_of_rows(m: Any, x: Tensor) -> Tensor:
     shift = m.head(x)
     return m.layers[1](m.layers[0](x, shift), shift)
@@ -162,13 +167,14 @@ def beside_a_context(m: Any, x: Tensor) -> Tensor:
         (one_after_the_other, 4),
         (with_a_shift_of_rows, 3),
         (beside_a_context, 3),
-        (with_a_shift_of_parameters, 1),
+        (with_a_shift_of_parameters, 2),
+        (with_a_shift_that_stays_inside, 1),
         (one_over_the_other, 1),
         (inside_a_context, 1),
     ],
 )
 def test_layers_are_regions_of_their_own(run: Any, num_regions: int) -> None:
-    """Unless one writes over what another made, or what they share is made of parameters alone."""
+    """Unless one writes over what another made, or is of parameters in a way that has no rule."""
     model = model_of(run, head=nn.Linear(D, D), layers=nn.ModuleList([Layer(), Layer()]))
     x = torch.randn(B, S, D, dtype=torch.float64)
     compiled: Any = torch.compile(model, backend=uncompiled)
@@ -176,6 +182,47 @@ def test_layers_are_regions_of_their_own(run: Any, num_regions: int) -> None:
     assert names.count(COMPILED) == num_regions
     torch.compiler.reset()
     assert_exact(model, (x,), (x + 1,))
+
+
+class Attention(nn.Module):
+    """Of entries to each other, with biases of positions of its own, or those of another."""
+
+    def __init__(self, biases: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.block, self.biases = Block(), biases
+
+    def forward(
+        self, x: Tensor, is_shown: Tensor | None, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if bias is None:
+            assert self.biases is not None
+            apart = torch.arange(x.shape[1])[None] - torch.arange(x.shape[1])[:, None]
+            buckets: Any = 0
+            buckets += (apart > 0).long() * 2
+            buckets += apart.abs().clamp(max=1)
+            bias = self.biases(buckets).permute(2, 0, 1)[None]
+        shown = bias if is_shown is None else torch.where(is_shown[:, None, None], bias, -9.0)
+        heads = self.block(x).unflatten(-1, (2, -1)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=shown)
+        return mixed.transpose(1, 2).flatten(-2), bias
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_biases_of_positions(is_masked: bool) -> None:
+    """As in T5: the first layer looks them up, all add them, some masked by row."""
+
+    def run(m: Any, x: Tensor, is_shown: Tensor) -> Tensor:
+        x, bias = m.layers[0](x, is_shown if is_masked else None)
+        result: Tensor = m.layers[1](x, is_shown if is_masked else None, bias)[0]
+        return result
+
+    layers = nn.ModuleList([Attention(nn.Embedding(4, 2)), Attention()])
+    model = model_of(run, layers=layers)
+    batches = [(torch.randn(B, n, D).double(), torch.rand(B, n) < 0.7) for n in (S, S + 2)]
+    names = Graph([torch.compile(model, backend=uncompiled)(*batches[0]).sum()]).names
+    assert names.count(COMPILED) == 2
+    torch.compiler.reset()
+    assert "measured" not in repr(assert_exact(model, *batches, dynamic=True))
 
 
 def test_sizes_that_change() -> None:
@@ -265,6 +312,16 @@ def written_over(m: Any, x: Tensor) -> Tensor:
     return result
 
 
+def read_while_it_is_written(m: Any, x: Tensor) -> Tensor:
+    scale, other, shift = m.scale * 2, m.scale * 3, m.scale * 4
+    before, view = scale * 5, other.view(-1)
+    scale += 1.0
+    other += 1.0
+    shift[0] = 1.0
+    result: Tensor = m.down(m.up(x) * scale * other + shift + before * view)
+    return result
+
+
 def without_history(m: Any, x: Tensor) -> Tensor:
     with torch.inference_mode():
         shift = m.scale * 2
@@ -286,8 +343,8 @@ def differentiated(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "run",
     [
-        *(shifted_by_the_batch, shifted_by_erf, written_over, without_history),
-        *(masked_by_a_scale, differentiated),
+        *(shifted_by_the_batch, shifted_by_erf, written_over, read_while_it_is_written),
+        *(without_history, masked_by_a_scale, differentiated),
     ],
 )
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
@@ -372,8 +429,11 @@ def test_a_weight_used_by_its_value_alone() -> None:
     assert_exact(model, (torch.randn(B, D).double(),))
 
 
-def test_a_number_keeps_the_dtype() -> None:
-    model = model_of(lambda m, x: x * m.number, number=nn.Parameter(torch.empty(())))
+@pytest.mark.parametrize(
+    "run", [lambda m, x: x * m.number, lambda m, x: torch.where(x > 0, x, m.number)]
+)
+def test_a_number_keeps_the_dtype(run: Any) -> None:
+    model = model_of(run, number=nn.Parameter(torch.empty(())))
     y = torch.compile(model, backend=uncompiled)(torch.randn(B, D))
     assert y.dtype == torch.float32
 

@@ -26,10 +26,12 @@ operation may move them.
 
 # B rows, N entries, O outputs, I inputs, V rows of a table
 
+import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -88,30 +90,60 @@ def compile_tapped(
 def split_and_compile(
     graph_module: fx.GraphModule, examples: list[Any], compile_inside: Compile
 ) -> Callable[..., Any]:
-    """Split a graph into layers, each of these in two, and compile the inside."""
+    """Split a graph into layers, each of these in two, and compile the inside.
+
+    What layers have in common that is made of parameters alone is run before them, as written.
+    """
     allow_second_passes()
     nodes = list(graph_module.graph.nodes)
     if not torch.is_grad_enabled() or _is_written_through_another(nodes):
         return compile_inside(graph_module, examples)
     given = dict(zip(graph_module.graph.find_nodes(op="placeholder"), examples, strict=True))
-    numbers = _numbers_of_layers(nodes, given)
+    parametric = Split(graph_module, examples, {}).parametric
+    numbers = _numbers_of_layers(nodes, given, parametric)
     if len({*numbers.values()}) < 2:
         return _compile_region(graph_module, examples, compile_inside)
     by_name = {node.name: example for node, example in given.items()}
+    shared = _shared_by_layers(parametric, numbers)
+    names = frozenset(node.name for node in shared)
+    numbers = {node: 0 if node in shared else number + 1 for node, number in numbers.items()}
+    last = next(reversed(given), nodes[0])
+    for node in (node for node in nodes if node in shared):
+        last.append(node)
+        last = node
     whole = split_module(graph_module, graph_module, numbers.__getitem__, keep_original_order=True)
     for call in whole.graph.find_nodes(op="call_module"):
         layer = whole.get_submodule(str(call.target))
         assert isinstance(layer, fx.GraphModule)
-        whole.add_submodule(str(call.target), _Layer(layer, by_name, compile_inside))
+        if call.target != "submod_0":  # that is what they share
+            whole.add_submodule(str(call.target), _Layer(layer, by_name, names, compile_inside))
     forward: Callable[..., Any] = whole.forward
     return forward
+
+
+def _shared_by_layers(
+    parametric: Iterable[fx.Node], numbers: Mapping[fx.Node, int]
+) -> set[fx.Node]:
+    """What is made of parameters in one layer and used in others, and what it is made of."""
+    used = {n for n in parametric if any(numbers[user] != numbers[n] for user in n.users)}
+    shared = set[fx.Node]()
+    while used:
+        node = used.pop()
+        if node.op != "placeholder" and node not in shared:
+            shared.add(node)
+            used.update(node.all_input_nodes)
+    return shared
 
 
 class _Layer(nn.Module):
     """A layer as a region of its own."""
 
     def __init__(
-        self, layer: fx.GraphModule, by_name: Mapping[str, Any], compile_inside: Compile
+        self,
+        layer: fx.GraphModule,
+        by_name: Mapping[str, Any],
+        shared: Collection[str],
+        compile_inside: Compile,
     ) -> None:
         super().__init__()
         examples = [
@@ -123,7 +155,7 @@ class _Layer(nn.Module):
         if self._is_single:
             output.args = ((output.args[0],),)
             layer.recompile()
-        self._run = _compile_region(layer, examples, compile_inside)
+        self._run = _compile_region(layer, examples, compile_inside, shared)
 
     def forward(self, *arguments: Any) -> Any:
         outputs = self._run(*arguments)
@@ -138,12 +170,12 @@ def _leaf(fake: Any) -> Any:
 
 
 def _numbers_of_layers(
-    nodes: Sequence[fx.Node], examples: Mapping[fx.Node, Any]
+    nodes: Sequence[fx.Node], examples: Mapping[fx.Node, Any], parametric: Collection[fx.Node]
 ) -> dict[fx.Node, int]:
     """Numbers of nodes that rise with every layer: a module with a number that has others inside.
 
     All the same where a layer writes over what another made, uses what another made of parameters
-    alone (shared position biases), or begins inside a context of torch.
+    alone that cannot be run before them (`parametric` can), or begins inside a context of torch.
     """
     stacks = [[name for name, _ in n.meta.get("nn_module_stack", {}).values()] for n in nodes]
     layers = {name for stack in stacks for name in stack[:-1] if name.rpartition(".")[2].isdigit()}
@@ -157,7 +189,8 @@ def _numbers_of_layers(
         if is_next:
             last = layer
         given = [n for n in node.all_input_nodes if n not in examples and numbers[n] != number]
-        is_shared = any(_has_gradient(fake_of(n)) and n not in of_data for n in given)
+        made = (n for n in given if n not in of_data and n not in parametric)
+        is_shared = any(_has_gradient(fake_of(n)) for n in made)
         is_written = any(not written.isdisjoint(_memory_of(n)) for n in given)
         if is_shared or is_written or (is_next and open_contexts):
             return dict.fromkeys(nodes, 0)
@@ -185,10 +218,13 @@ def _follow_context(node: fx.Node, opened: set[str]) -> None:
 
 
 def _compile_region(
-    graph_module: fx.GraphModule, examples: list[Any], compile_inside: Compile
+    graph_module: fx.GraphModule,
+    examples: list[Any],
+    compile_inside: Compile,
+    shared: Collection[str] = (),
 ) -> Callable[..., Any]:
     """Split a graph in two, and compile its inside."""
-    split = Split(graph_module, examples, _TAP_RULES)
+    split = Split(graph_module, examples, _TAP_RULES, shared)
     inside = fx.GraphModule(graph_module, split.inside)
     inside.meta = {}  # what Dynamo noted there is of other inputs
     outside = fx.GraphModule(graph_module, split.outside)
@@ -550,9 +586,13 @@ class CannotTap(Exception):  # noqa: N818
     """An operation with a parameter stays as it is."""
 
 
+_IN_PLACE = frozenset(
+    ("add_", "sub_", "mul_", "div_", "iadd", "isub", "imul", "itruediv")  # their first operand
+)
 # What is run outside where all its operands are parameters, buffers and numbers.
 _MAY_BE_OUTSIDE = frozenset(
     (
+        *_IN_PLACE,
         *("t", "T", "mT", "transpose", "permute", "view", "reshape", "flatten", "unflatten"),
         *("squeeze", "unsqueeze", "expand", "contiguous", "chunk", "split", "getitem", "select"),
         *("narrow", "to", "type", "float", "half", "bfloat16", "double", "long", "int", "bool"),
@@ -595,12 +635,18 @@ class Split:
         inside: The rest.
         given: The inputs of the inside.
         sizes: Symbols of sizes, and their places among the inputs of the graph.
+        parametric: What is made of parameters, which may be run outside.
     """
 
     def __init__(
-        self, graph_module: fx.GraphModule, examples: Sequence[Any], rules: Mapping[str, TapRule]
+        self,
+        graph_module: fx.GraphModule,
+        examples: Sequence[Any],
+        rules: Mapping[str, TapRule],
+        shared: Collection[str] = (),
     ) -> None:
         self._rules = rules  # by the name of an operation
+        self._shared = shared  # inputs that are made of parameters alone, or of nothing
         self.outside, self.inside = fx.Graph(), fx.Graph()
         self.given: dict[Any, RegionInput] = {}
         self.sizes: dict[Any, int] = {}
@@ -612,7 +658,7 @@ class Split:
         self.parametric: set[fx.Node] = set()
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
-        self._written = _written(nodes)
+        self._written = _written(nodes, seen_alone=True)
         self._is_plain = not any(getattr(n.target, "__name__", "") in _CONTEXTS for n in nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         self._examples = dict(zip(inputs, examples, strict=True))
@@ -643,7 +689,9 @@ class Split:
         elif type(example) is nn.Parameter and example.requires_grad and example.is_leaf:
             if example.is_floating_point():
                 self.parametric.add(node)
-        elif not _is_data(node, example):
+        elif node.name in self._shared and _has_gradient(example):
+            self.parametric.add(node)
+        elif node.name in self._shared or not _is_data(node, example):
             self._constant.add(node)
 
     def _take(self, node: fx.Node) -> None:
@@ -749,16 +797,16 @@ class Split:
             first = self.outside.call_function(combine, (first, other))
         return first
 
-    def expanded(self, node: fx.Node, like: Tensor) -> fx.Node:
+    def expanded(self, node: fx.Node, shape: Sequence[Any]) -> fx.Node:
         """A parameter with an entry for every entry that it serves."""
         value = fake_of(node)
         if node not in self.parametric or not _has_gradient(value):  # as a mask has none
             return self.inner(node)
-        if len(value.shape) == len(like.shape) and value.numel() == like.numel():
+        if len(value.shape) == len(shape) and value.numel() == math.prod(shape):
             raise CannotTap
-        (outer,) = self.request(self.outer(node), self.shape(like.shape))
+        (outer,) = self.request(self.outer(node), self.shape(shape))
         with value.fake_mode, torch.no_grad():
-            fake = value.detach().expand(like.shape)
+            fake = value.detach().expand(shape)
         return self.add_input((node, outer), outer, fake.requires_grad_())
 
     def holds_rows(self, node: Any) -> bool:
@@ -770,21 +818,40 @@ def _has_gradient(value: Any) -> bool:
     return isinstance(value, FakeTensor) and value.requires_grad and value.is_floating_point()
 
 
-def _written(nodes: Sequence[fx.Node]) -> set[int]:
+def _written(nodes: Sequence[fx.Node], *, seen_alone: bool = False) -> set[int]:
     """Memory that is written over on the way, by its address.
 
     Torch counts writes; what it does not count (running statistics, lists of tensors, functions
     that are not its own) is taken to write over what it was given.
+
+    Args:
+        nodes: Of a graph.
+        seen_alone: Leave out what no other operation sees before it is complete.
     """
-    written: set[int] = set()
+    holders, uncounted = dict[int, list[tuple[fx.Node, int]]](), set[int]()
     for node in nodes:
-        written |= _memory_of(node, written_alone=True)
+        for memory, num_writes in _memory_of(node).items():
+            holders.setdefault(memory, []).append((node, num_writes))
         name = name_of(node)
         if node.op in ("call_function", "call_method") and (
             name in ("", "batch_norm") or name.startswith("_foreach_")
         ):
-            written.update(*map(_memory_of, node.all_input_nodes))
-    return written
+            uncounted.update(*map(_memory_of, node.all_input_nodes))
+    counted = {m for m, held in holders.items() if any(num_writes for _, num_writes in held)}
+    if seen_alone:
+        counted = {memory for memory in counted if not _is_completed_alone(holders[memory])}
+    return counted | uncounted
+
+
+def _is_completed_alone(holders: Sequence[tuple[fx.Node, int]]) -> bool:
+    """Whether memory goes from one operation to the next, which writes it, until it is complete."""
+    num_writes = max(number for _, number in holders)
+    chain = [node for node, _ in holders[: num_writes + 1]]
+    is_made_here = len(chain) > num_writes and chain[0].op.startswith("call_")
+    return is_made_here and all(
+        name_of(later) in _IN_PLACE and later.args[0] is earlier and len(earlier.users) == 1
+        for earlier, later in pairwise(chain)
+    )
 
 
 def _is_written_through_another(nodes: Sequence[fx.Node]) -> bool:
@@ -792,16 +859,17 @@ def _is_written_through_another(nodes: Sequence[fx.Node]) -> bool:
     written, seen = _written(nodes), set[int]()
     for node in nodes:
         if node.op == "placeholder":
-            memory = written & _memory_of(node)
+            memory = written.intersection(_memory_of(node))
             if not seen.isdisjoint(memory):
                 return True
             seen |= memory
     return False
 
 
-def _memory_of(node: fx.Node, *, written_alone: bool = False) -> set[int]:
+def _memory_of(node: fx.Node) -> dict[int, int]:
+    """How often the memory of a node's tensors is written, by its address."""
     values = (value for value in tree_leaves(fake_of(node)) if isinstance(value, FakeTensor))
-    return {v.untyped_storage()._cdata for v in values if v._version or not written_alone}
+    return {value.untyped_storage()._cdata: value._version for value in values}
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -819,7 +887,7 @@ def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     if not split.holds_rows(x):
         raise CannotTap
     if weight not in split.parametric and name == "linear":
-        shift = split.expanded(bias, output)  # the weight is frozen, or made of the batch
+        shift = split.expanded(bias, output.shape)  # the weight is frozen, or made of the batch
         given = (split.inner(x), split.inner(weight))
         result = split.inside.call_function(F.linear, given)
         result = split.inside.call_function(operator.add, (result, shift))
@@ -888,7 +956,7 @@ def _tap_norm(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     x, shape, *parameters, eps = _bound(node, *names, "eps")
     if not split.holds_rows(x):
         raise CannotTap
-    values = [None if p is None else split.expanded(p, output) for p in parameters]
+    values = [None if p is None else split.expanded(p, output.shape) for p in parameters]
     given = {} if eps is None else {"eps": map_arg(eps, split.inner)}
     sizes = map_arg(shape, split.inner)
     normalise: Any = node.target
@@ -900,14 +968,25 @@ def _tap_norm(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
 
 
 def _tap_broadcast(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
-    """A scale or a shift."""
-    parameter, *others = split.parametric.intersection(node.all_input_nodes)
-    if others or len(node.args) != 2:
+    """A scale or a shift, or values of which some are taken."""
+    parameters = split.parametric.intersection(node.all_input_nodes)
+    if len(node.args) != (3 if name_of(node) == "where" else 2):
         raise CannotTap
-    expanded = split.expanded(parameter, output)
-    result = split.inside.node_copy(node, lambda n: expanded if n is parameter else split.inner(n))
+    expanded = {node: split.expanded(node, output.shape) for node in parameters}
+    result = split.inside.node_copy(node, lambda n: expanded.get(n) or split.inner(n))
     # A number (0-dim) does not widen what it is combined with; expanded, it does.
-    return result if fake_of(parameter).dim() else split.cast(result, output.dtype)
+    is_same = all(fake_of(node).dim() for node in parameters)
+    return result if is_same else split.cast(result, output.dtype)
+
+
+def _tap_attention(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
+    """Attention with a bias of positions."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+    query, key, value, bias, *_ = _bound(node, *names, "enable_gqa")
+    if bias not in split.parametric or not all(map(split.holds_rows, (query, key, value))):
+        raise CannotTap
+    expanded = split.expanded(bias, (*output.shape[:-1], fake_of(key).shape[-2]))
+    return split.inside.node_copy(node, lambda n: expanded if n is bias else split.inner(n))
 
 
 def _bound(node: fx.Node, *names: str) -> list[Any]:
@@ -923,6 +1002,6 @@ _TAP_RULES: dict[str, TapRule] = {
     "embedding": _tap_lookup,
     **dict.fromkeys(("layer_norm", "rms_norm"), _tap_norm),
     **dict.fromkeys(("add", "sub", "mul", "div", "truediv"), _tap_broadcast),
-    **dict.fromkeys(("add_", "sub_", "mul_", "div_"), _tap_broadcast),
-    **dict.fromkeys(("iadd", "isub", "imul", "itruediv"), _tap_broadcast),
+    **dict.fromkeys((*_IN_PLACE, "where"), _tap_broadcast),
+    "scaled_dot_product_attention": _tap_attention,
 }
