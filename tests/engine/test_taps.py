@@ -225,6 +225,25 @@ def test_biases_of_positions(is_masked: bool) -> None:
     assert "measured" not in repr(assert_exact(model, *batches, dynamic=True))
 
 
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+def test_layers_compiled_one_by_one_that_share_biases() -> None:
+    """What a layer is given is then like rows to it: measured, and exact."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        x, bias = m.layers[0](x, None)
+        result: Tensor = m.layers[1](x, None, bias)[0]
+        return result
+
+    model = model_of(run, layers=nn.ModuleList([Attention(nn.Embedding(4, 2)), Attention()]))
+    reference, x = copy.deepcopy(model), torch.randn(B, S, D).double()
+    for layer in model.layers:
+        layer.compile(backend=uncompiled)
+    for each, engine in ((reference, "per_task"), (model, "one_backward")):
+        aligner = Aligner(each, TASKS, GradVac(beta=0.3), engine=engine)
+        aligner.backward(distance(each(x)), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
 def test_sizes_that_change() -> None:
     model = model_of(
         lambda m, x: m.norm(m.up(torch.cat([m.first.expand(len(x), 1, D), x], 1))) * m.scale,
