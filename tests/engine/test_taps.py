@@ -161,6 +161,12 @@ def beside_a_context(m: Any, x: Tensor) -> Tensor:
     return m.layers[1](m.layers[0](x * scale)) + m.head(x)
 
 
+def with_a_buffer_that_another_writes(m: Any, x: Tensor) -> Tensor:
+    y = m.layers[0](x, m.seen)
+    m.seen.copy_(y.detach().mean((0, 1)))
+    return m.layers[1](y) + m.head(x)
+
+
 @pytest.mark.parametrize(
     ("run", "num_regions"),
     [
@@ -170,12 +176,14 @@ def beside_a_context(m: Any, x: Tensor) -> Tensor:
         (with_a_shift_of_parameters, 2),
         (with_a_shift_that_stays_inside, 1),
         (one_over_the_other, 1),
+        (with_a_buffer_that_another_writes, 1),
         (inside_a_context, 1),
     ],
 )
 def test_layers_are_regions_of_their_own(run: Any, num_regions: int) -> None:
     """Unless one writes over what another made, or is of parameters in a way that has no rule."""
     model = model_of(run, head=nn.Linear(D, D), layers=nn.ModuleList([Layer(), Layer()]))
+    model.register_buffer("seen", torch.ones(D).double())
     x = torch.randn(B, S, D, dtype=torch.float64)
     compiled: Any = torch.compile(model, backend=uncompiled)
     names = Graph([compiled(x).sum()]).names
@@ -223,6 +231,25 @@ def test_biases_of_positions(is_masked: bool) -> None:
     assert names.count(COMPILED) == 2
     torch.compiler.reset()
     assert "measured" not in repr(assert_exact(model, *batches, dynamic=True))
+
+
+def test_layers_that_nothing_comes_back_to() -> None:
+    """Regions give zeros where torch gives nothing, to biases too, along which no rows lie."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        result: Tensor = m.layers[1](m.layers[0](x), None)[0].detach() * m.scale
+        return result
+
+    layers = nn.ModuleList([Layer(), Attention(nn.Embedding(4, 2))])
+    model = model_of(run, layers=layers, scale=nn.Parameter(torch.empty(D)))
+    reference, x = copy.deepcopy(model), torch.randn(B, B + 1, D).double()
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    for each, engine in ((reference, "per_task"), (compiled, "one_backward")):
+        aligner = Aligner(each, TASKS, GradVac(beta=0.3), engine=engine)
+        aligner.backward(distance(each(x)), UNSORTED)
+        aligner.backward(distance(each(x)), UNSORTED)
+    torch.testing.assert_close(model.scale.grad, reference.scale.grad)
+    assert not any(parameter.grad.any() for parameter in model.layers.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
@@ -341,6 +368,17 @@ def read_while_it_is_written(m: Any, x: Tensor) -> Tensor:
     return result
 
 
+def completed_by_rows(m: Any, x: Tensor) -> Tensor:
+    scale, shift = m.scale.expand(len(x), D) * 1.0, torch.zeros(B, D).double()
+    scale *= m.up(x)
+    shift += m.scale
+    shift *= m.up(x)
+    number = (m.scale > 0).double()
+    number *= m.up(x).mean(1, keepdim=True).expand(B, D)[0]
+    result: Tensor = m.down(scale + shift)
+    return result + number
+
+
 def without_history(m: Any, x: Tensor) -> Tensor:
     with torch.inference_mode():
         shift = m.scale * 2
@@ -363,7 +401,7 @@ def differentiated(m: Any, x: Tensor) -> Tensor:
     "run",
     [
         *(shifted_by_the_batch, shifted_by_erf, written_over, read_while_it_is_written),
-        *(without_history, masked_by_a_scale, differentiated),
+        *(completed_by_rows, without_history, masked_by_a_scale, differentiated),
     ],
 )
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
@@ -399,6 +437,21 @@ def test_buffers_are_read_after_their_update() -> None:
     for name in ("by_operator", "as_result", "first", "by_list", "by_view"):
         model.register_buffer(name, torch.ones(D).double())
     reference, x = copy.deepcopy(model), torch.randn(B, D).double()
+    torch.testing.assert_close(torch.compile(model, backend=uncompiled)(x), reference(x))
+
+
+def test_outputs_beside_a_buffer_that_is_written() -> None:
+    """Torch hands out the buffer in place of an input that a region writes over."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        scale = m.scale.expand(len(x), D) * 1.0
+        scale += x.erf()
+        m.state += x
+        return scale.tanh()
+
+    model, x = model_of(run, scale=nn.Parameter(torch.empty(D))), torch.randn(B, D).double()
+    model.register_buffer("state", torch.zeros(B, D).double())
+    reference = copy.deepcopy(model)
     torch.testing.assert_close(torch.compile(model, backend=uncompiled)(x), reference(x))
 
 

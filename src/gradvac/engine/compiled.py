@@ -28,6 +28,7 @@ operation may move them.
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -174,13 +175,12 @@ def _numbers_of_layers(
 ) -> dict[fx.Node, int]:
     """Numbers of nodes that rise with every layer: a module with a number that has others inside.
 
-    All the same where a layer writes over what another made, uses what another made of parameters
+    All the same where a layer writes over what another sees, uses what another made of parameters
     alone that cannot be run before them (`parametric` can), or begins inside a context of torch.
     """
     stacks = [[name for name, _ in n.meta.get("nn_module_stack", {}).values()] for n in nodes]
     layers = {name for stack in stacks for name in stack[:-1] if name.rpartition(".")[2].isdigit()}
     numbers, last, open_contexts = dict[fx.Node, int](), None, set[str]()
-    written = _written(nodes)
     of_data = {n for n, example in examples.items() if _is_data(n, example)}
     for node, stack in zip(nodes, stacks, strict=True):
         layer = next((name for name in stack if name in layers), None)
@@ -191,13 +191,19 @@ def _numbers_of_layers(
         given = [n for n in node.all_input_nodes if n not in examples and numbers[n] != number]
         made = (n for n in given if n not in of_data and n not in parametric)
         is_shared = any(_has_gradient(fake_of(n)) for n in made)
-        is_written = any(not written.isdisjoint(_memory_of(n)) for n in given)
-        if is_shared or is_written or (is_next and open_contexts):
+        if is_shared or (is_next and open_contexts):
             return dict.fromkeys(nodes, 0)
         numbers[node] = number
         if not of_data.isdisjoint(node.all_input_nodes):
             of_data.add(node)
         _follow_context(node, open_contexts)
+    written, touched_by = _written(nodes), dict[int, set[int]]()
+    for node in nodes:
+        touching = [*node.users] if node.op == "placeholder" else [node, *node.users]
+        for memory in written.intersection(_memory_of(node)):
+            touched_by.setdefault(memory, set()).update(numbers[one] for one in touching)
+    if any(len(every) > 1 for every in touched_by.values()):
+        return dict.fromkeys(nodes, 0)
     return numbers
 
 
@@ -658,12 +664,15 @@ class Split:
         self.parametric: set[fx.Node] = set()
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
-        self._written = _written(nodes, seen_alone=True)
         self._is_plain = not any(getattr(n.target, "__name__", "") in _CONTEXTS for n in nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         self._examples = dict(zip(inputs, examples, strict=True))
-        for place, (node, example) in enumerate(self._examples.items()):
-            self._take_input(place, node, example)
+        self._choose(nodes)
+        for place, node in enumerate(inputs):
+            self._outer[node] = self.outside.placeholder(node.name)
+            if isinstance(size := fake_of(node), torch.SymInt):
+                self.sizes[size.node.expr] = place
+                self.inner(node)
         for node in nodes:
             if node.op not in ("placeholder", "output"):
                 self._take(node)
@@ -677,27 +686,41 @@ class Split:
 
     # -- which half ------------------------------------------------------------------------------
 
-    def _take_input(self, place: int, node: fx.Node, example: Any) -> None:
-        self._outer[node] = self.outside.placeholder(node.name)
-        fake = fake_of(node)
-        if isinstance(fake, torch.SymInt):
-            self.sizes[fake.node.expr] = place
+    def _choose(self, nodes: Sequence[fx.Node]) -> None:
+        """What may be run outside; memory that is completed there may be written there."""
+        written, alone = _written(nodes), _completed_alone(nodes)
+        while True:
+            self._written = written - alone.keys()
+            self.parametric, self._constant = set(), set()
+            for node in nodes:
+                self._choose_half(node)
+            outside = self.parametric | self._constant
+            inside = [m for m, chain in alone.items() if not outside.issuperset(chain)]
+            if not inside:
+                return
+            for memory in inside:
+                del alone[memory]
+
+    def _choose_half(self, node: fx.Node) -> None:
+        example, is_shared = self._examples.get(node), node.name in self._shared
+        if node.op != "placeholder":
+            if self._may_be_outside(node):
+                made_of_some = self.parametric.intersection(node.all_input_nodes)
+                (self.parametric if made_of_some else self._constant).add(node)
+        elif isinstance(fake_of(node), torch.SymInt):
             self._constant.add(node)
-            self.inner(node)
         elif not isinstance(example, Tensor) or self._is_written(node):
             return
         elif type(example) is nn.Parameter and example.requires_grad and example.is_leaf:
             if example.is_floating_point():
                 self.parametric.add(node)
-        elif node.name in self._shared and _has_gradient(example):
+        elif is_shared and _has_gradient(example):
             self.parametric.add(node)
-        elif node.name in self._shared or not _is_data(node, example):
+        elif is_shared or not _is_data(node, example):
             self._constant.add(node)
 
     def _take(self, node: fx.Node) -> None:
-        if self._may_be_outside(node):
-            made_of_some = self.parametric.intersection(node.all_input_nodes)
-            (self.parametric if made_of_some else self._constant).add(node)
+        if node in self.parametric or node in self._constant:
             return
         rule, output = self._rules.get(name_of(node)), fake_of(node)
         contributes = self.parametric.intersection(node.all_input_nodes) and _has_gradient(output)
@@ -818,37 +841,45 @@ def _has_gradient(value: Any) -> bool:
     return isinstance(value, FakeTensor) and value.requires_grad and value.is_floating_point()
 
 
-def _written(nodes: Sequence[fx.Node], *, seen_alone: bool = False) -> set[int]:
-    """Memory that is written over on the way, by its address.
+def _written(nodes: Sequence[fx.Node]) -> set[int]:
+    """Memory that is written over on the way, by its address."""
+    counted = {m for node in nodes for m, num_writes in _memory_of(node).items() if num_writes}
+    return counted.union(*map(_written_uncounted, nodes))
 
-    Torch counts writes; what it does not count (running statistics, lists of tensors, functions
-    that are not its own) is taken to write over what it was given.
 
-    Args:
-        nodes: Of a graph.
-        seen_alone: Leave out what no other operation sees before it is complete.
+def _written_uncounted(node: fx.Node) -> set[int]:
+    """What a node may write over without torch's counting it, and is taken to.
+
+    Running statistics, lists of tensors, and what is given to functions that are not torch's own.
     """
-    holders, uncounted = dict[int, list[tuple[fx.Node, int]]](), set[int]()
+    name = name_of(node)
+    is_counted = name not in ("", "batch_norm") and not name.startswith("_foreach_")
+    if is_counted or node.op not in ("call_function", "call_method"):
+        return set()
+    return set[int]().union(*map(_memory_of, node.all_input_nodes))
+
+
+def _completed_alone(nodes: Sequence[fx.Node]) -> dict[int, list[fx.Node]]:
+    """Memory that goes from one operation to the next, which writes it, until it is complete.
+
+    And these operations: nothing else sees what they write over.
+    """
+    holders, most = dict[int, list[fx.Node]](), Counter[int]()
     for node in nodes:
         for memory, num_writes in _memory_of(node).items():
-            holders.setdefault(memory, []).append((node, num_writes))
-        name = name_of(node)
-        if node.op in ("call_function", "call_method") and (
-            name in ("", "batch_norm") or name.startswith("_foreach_")
-        ):
-            uncounted.update(*map(_memory_of, node.all_input_nodes))
-    counted = {m for m, held in holders.items() if any(num_writes for _, num_writes in held)}
-    if seen_alone:
-        counted = {memory for memory in counted if not _is_completed_alone(holders[memory])}
-    return counted | uncounted
+            holders.setdefault(memory, []).append(node)
+            most[memory] = max(most[memory], num_writes)
+    uncounted = set[int]().union(*map(_written_uncounted, nodes))
+    chains = {m: holders[m][: number + 1] for m, number in most.items() if number}
+    return {
+        memory: chain
+        for memory, chain in chains.items()
+        if memory not in uncounted and len(chain) > most[memory] and _is_alone(chain)
+    }
 
 
-def _is_completed_alone(holders: Sequence[tuple[fx.Node, int]]) -> bool:
-    """Whether memory goes from one operation to the next, which writes it, until it is complete."""
-    num_writes = max(number for _, number in holders)
-    chain = [node for node, _ in holders[: num_writes + 1]]
-    is_made_here = len(chain) > num_writes and chain[0].op.startswith("call_")
-    return is_made_here and all(
+def _is_alone(chain: Sequence[fx.Node]) -> bool:
+    return chain[0].op.startswith("call_") and all(
         name_of(later) in _IN_PLACE and later.args[0] is earlier and len(earlier.users) == 1
         for earlier, later in pairwise(chain)
     )

@@ -216,14 +216,17 @@ def _expected_layouts(
     if subject.num_rows is None or subject.graph.has_hooks:
         return {}, moves.made
     followed = follow_losses(subject.graph, partition.holds_rows, subject.num_rows, moves)
-    layouts = {
-        (number, output): layout
-        for number, junction in enumerate(partition.junctions)
-        if subject.declared_at(junction.position) is None
-        for output in range(subject.graph.num_outputs(junction.position))
-        # What has no gradient in any batch may belong to anybody.
-        if (layout := followed[junction.position].get(output, Layout(0))) is not None
-    }
+    layouts = dict[Key, Layout]()
+    for number, junction in enumerate(partition.junctions):
+        if subject.declared_at(junction.position) is not None:
+            continue
+        for output in range(subject.graph.num_outputs(junction.position)):
+            shape = subject.graph.shape(junction.position, output)
+            # What has no gradient in any batch may belong to anybody.
+            nobodys = Layout(0) if shape and shape[0] % subject.num_rows == 0 else None
+            layout = followed[junction.position].get(output, nobodys)
+            if layout is not None:
+                layouts[number, output] = layout
     return layouts, moves.made
 
 
