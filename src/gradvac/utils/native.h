@@ -18,8 +18,8 @@ using Tensors = std::vector<Tensor>;
 
 inline bool is_ordinary(const Tensor& t, at::ScalarType dtype) {
   // No subclass that does things its own way, no zeros without memory.
-  return t.defined() && t.layout() == at::kStrided && t.scalar_type() == dtype &&
-         t.has_storage() && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() &&
+  return t.defined() && t.layout() == at::kStrided && t.scalar_type() == dtype && t.has_storage() &&
+         !t.is_conj() && !t.is_neg() && !t._is_zerotensor() &&
          !t.key_set().has(c10::DispatchKey::Python);
 }
 inline bool is_plain(const Tensor& t, at::ScalarType dtype) {
