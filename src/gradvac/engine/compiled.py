@@ -15,7 +15,8 @@ never read, so that nothing is held longer than the region itself holds it. With
 tap's own backward computes the gradient of the weight; a fast path of the engine, by task.
 
 Layers: what a region hands to its taps exists all at once. So every layer of a model is a region of
-its own, and its parameters are complete once it has run.
+its own, and its parameters are complete once it has run. What layers share that is made of
+parameters alone (biases of positions) is run before them, outside of all.
 
 Rows: autograd cannot tell whose gradient is whose inside a compiled region. But a region of this
 backend is known operation by operation. It is run once on tensors without data; the autograd graph
