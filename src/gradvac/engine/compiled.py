@@ -898,10 +898,14 @@ def _is_written_through_another(nodes: Sequence[fx.Node]) -> bool:
     return False
 
 
-def _memory_of(node: fx.Node) -> dict[int, int]:
+def _memory_of(node: fx.Node) -> Counter[int]:
     """How often the memory of a node's tensors is written, by its address."""
-    values = (value for value in tree_leaves(fake_of(node)) if isinstance(value, FakeTensor))
-    return {value.untyped_storage()._cdata: value._version for value in values}
+    num_writes = Counter[int]()
+    for value in tree_leaves(fake_of(node)):
+        if isinstance(value, FakeTensor):
+            memory = value.untyped_storage()._cdata
+            num_writes[memory] = max(num_writes[memory], value._version)
+    return num_writes
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -1001,13 +1005,13 @@ def _tap_norm(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
 
 def _tap_broadcast(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     """A scale or a shift, or values of which some are taken."""
-    parameters = split.parametric.intersection(node.all_input_nodes)
     if len(node.args) != (3 if name_of(node) == "where" else 2):
         raise CannotTap
-    expanded = {node: split.expanded(node, output.shape) for node in parameters}
+    parameters = [given for given in node.all_input_nodes if given in split.parametric]
+    expanded = {given: split.expanded(given, output.shape) for given in parameters}
     result = split.inside.node_copy(node, lambda n: expanded.get(n) or split.inner(n))
     # A number (0-dim) does not widen what it is combined with; expanded, it does.
-    is_same = all(fake_of(node).dim() for node in parameters)
+    is_same = all(fake_of(given).dim() for given in parameters)
     return result if is_same else split.cast(result, output.dtype)
 
 
