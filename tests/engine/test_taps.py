@@ -233,6 +233,17 @@ def test_biases_of_positions(is_masked: bool) -> None:
     assert "measured" not in repr(assert_exact(model, *batches, dynamic=True))
 
 
+def test_a_bias_of_more_heads_than_there_are_keys_for() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        heads = m.up(x).unflatten(-1, (4, -1)).transpose(1, 2)
+        keys = heads[:, :2]
+        mixed = F.scaled_dot_product_attention(heads, keys, keys, m.bias, enable_gqa=True)
+        return mixed.transpose(1, 2).flatten(-2)
+
+    model = model_of(run, up=nn.Linear(D, D), bias=nn.Parameter(torch.empty(4, S, S)))
+    assert "measured" not in repr(assert_exact(model, (torch.randn(B, S, D).double(),)))
+
+
 def test_layers_that_nothing_comes_back_to() -> None:
     """Regions give zeros where torch gives nothing, to biases too, along which no rows lie."""
 
